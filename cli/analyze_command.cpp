@@ -37,7 +37,7 @@ void print_metrics() {
   }
 }
 
-/// What the selection leaves of the traces.
+/// How much of the traces is selected.
 struct Extent {
   std::int64_t sequences = 0, blocks = 0, steps = 0;
 };
@@ -70,11 +70,12 @@ Extent require_steps(const TraceGroup& traces, const AnalyzeFlags& flags,
   if (extent.steps > 0) return extent;
   throw UsageError(fmt::format(
       "--sequence, --block: the selection matches nothing. HINT: the traces hold {} with {}; "
-      "`blockscope info` tells more",
+      "`blockscope info` shows more",
       plural(all.sequences, "sequence"), plural(all.blocks, "block")));
 }
 
-/// --head and --step, after the pass. Returns what they could not narrow.
+/// Applies --head and --step to the results of the pass. Returns notes about metrics that they
+/// could not narrow.
 std::vector<std::string> narrow(std::vector<MetricResult>& results,
                                 const AnalyzeSelection& selection) {
   std::vector<std::string> notes;
@@ -104,8 +105,8 @@ std::vector<std::string> narrow(std::vector<MetricResult>& results,
   return notes;
 }
 
-/// Metrics over no step at all have the axes of their results already, so that what selects or
-/// shows nothing of them is told before a long pass.
+/// Refuses options that select or show nothing, before a long pass. Metrics over no step at all
+/// already have the axes of their results.
 void check_axes(const TraceGroup& traces, const std::vector<const MetricInfo*>& infos,
                 const MetricOptions& options, const CLI::App& command,
                 const std::vector<std::string>& by) {
@@ -252,7 +253,7 @@ class Analysis {
   AnalysisDocument document_;
   Extent extent_;
   std::vector<std::string> notes_;
-  std::vector<std::string> without_axes_;  // metrics that --by leaves nothing of
+  std::vector<std::string> without_axes_;  // metrics that lack an axis of --by
 };
 
 void run_analyze(const CLI::App& command, const AnalyzeFlags& flags) {
@@ -267,7 +268,7 @@ void run_analyze(const CLI::App& command, const AnalyzeFlags& flags) {
   if (!flags.backbone.empty() && (!flags.metrics.empty() || flags.traces.size() != 1)) {
     throw UsageError("--backbone: takes one trace and no --metric");
   }
-  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
+  const InterruptGuard guard;  // before the first output: a signal must not leave a partial one
   Analysis(command, flags).run();
 }
 

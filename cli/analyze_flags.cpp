@@ -24,8 +24,9 @@ constexpr const char* kExamples =
     "  blockscope analyze run.h5 --backbone backbone.h5\n"
     "  blockscope analyze run.h5 --matrix token --field external --layer 3 --step 1 --csv "
     "fig1.csv\n"
-    "Index lists are A, A-B (both included) and lists of them with commas: 0-3,7. Means are\n"
-    "weighted by the number of terms, which every table and export says; docs/glossary.md "
+    "An index list is A, A-B (both ends included), or several of these with commas: 0-3,7.\n"
+    "Means are weighted by their number of terms, which every table and export shows.\n"
+    "docs/glossary.md "
     "explains\n"
     "the names.";
 
@@ -54,32 +55,37 @@ double parse_tau(const std::string& text) {
 void add_output_flags(CLI::App& command, AnalyzeFlags& flags) {
   const std::string group = "Output";
   command
-      .add_option("--by", flags.by, "Rows of the tables, or rows,columns: layer, head, step, k ...")
+      .add_option("--by", flags.by,
+                  "Choose the axes of the tables: rows, or rows,columns (layer, head, step, k ...)")
       ->delimiter(',')
       ->expected(1, 2)
       ->group(group);
-  command.add_option("--csv", flags.csv, "All values, one row per cell (-: standard output)")
+  command.add_option("--csv", flags.csv, "Write all values, one row per cell (-: standard output)")
       ->group(group);
-  command.add_option("--json", flags.json, "All values as one JSON object (-: standard output)")
+  command
+      .add_option("--json", flags.json, "Write all values as one JSON object (-: standard output)")
       ->group(group);
-  command.add_option("--hdf5", flags.hdf5, "All values as HDF5; xarray shows the axes by name")
+  command
+      .add_option("--hdf5", flags.hdf5, "Write all values as HDF5; xarray shows the axes by name")
       ->group(group);
   command.add_flag("--force", flags.force, "Replace existing outputs")->group(group);
-  command.add_flag("-q,--quiet", flags.quiet, "No tables and no progress")->group(group);
+  command.add_flag("-q,--quiet", flags.quiet, "Print no tables and no progress")->group(group);
 }
 
 void add_selection_flags(CLI::App& command, AnalyzeFlags& flags) {
   const std::string group = "Selection";
-  command.add_option("--layer,--layers", flags.layers, "Layers, such as 0-3,7")->group(group);
+  command.add_option("--layer,--layers", flags.layers, "Select layers, such as 0-3,7")
+      ->group(group);
   command
       .add_option("--head,--heads", flags.heads,
-                  "Query heads; of sets, keys and values the KV heads that they use")
+                  "Select query heads; for sets, keys and values: the KV heads that they use")
       ->group(group);
-  command.add_option("--step,--steps", flags.steps, "Denoising steps of a block, from 1")
+  command.add_option("--step,--steps", flags.steps, "Select denoising steps of a block, from 1")
       ->group(group);
-  command.add_option("--block,--blocks", flags.blocks, "Blocks of a sequence, from 0")
+  command.add_option("--block,--blocks", flags.blocks, "Select blocks of a sequence, from 0")
       ->group(group);
-  command.add_option("--sequence,--sequences", flags.sequences, "Sequences of a trace, from 0")
+  command
+      .add_option("--sequence,--sequences", flags.sequences, "Select sequences of a trace, from 0")
       ->group(group);
 }
 
@@ -87,17 +93,19 @@ void add_matrix_flags(CLI::App& command, AnalyzeFlags& flags) {
   const std::string group = "One similarity matrix";
   command
       .add_option("--matrix", flags.matrix,
-                  "token: token x token between two steps; step: step x step of a block")
+                  "Compare tokens of two steps (token) or the steps of one block (step)")
       ->check(CLI::IsMember({"token", "step"}))
       ->group(group);
-  command.add_option("--field", flags.field, "Of what")
+  command.add_option("--field", flags.field, "Compare this field")
       ->check(CLI::IsMember({"external", "internal", "query", "hidden", "key", "value"}))
       ->capture_default_str()
       ->group(group);
-  command.add_option("--row-a", flags.row_a, "First row of the trace (instead of --step)")
+  command
+      .add_option("--row-a", flags.row_a,
+                  "Take this trace row as the first step (instead of --step)")
       ->check(whole_number(0))
       ->group(group);
-  command.add_option("--row-b", flags.row_b, "Second row of the trace")
+  command.add_option("--row-b", flags.row_b, "Take this trace row as the second step")
       ->check(whole_number(0))
       ->group(group);
 }
@@ -108,22 +116,25 @@ void add_analyze_flags(CLI::App& command, AnalyzeFlags& flags) {
   command.add_option("traces", flags.traces, "Traces of one model, finished or .partial");
   command
       .add_option("--metric,--metrics", flags.metrics,
-                  "Names, separated by commas (default: all that the traces have the data for)")
+                  "Compute these metrics, separated by commas (default: all that the traces allow)")
       ->delimiter(',');
   command.add_flag("--list", flags.list, "List the metrics and the --record level each needs");
   command.add_flag("--from-summary", flags.from_summary,
-                   "Read what the recorder summed up, even where the arrays are there");
-  command.add_option("--set-sizes", flags.set_sizes, "k of recall (default: powers of 2 up to k)");
-  command.add_option("--taus", flags.taus, "tau of the reuse error, such as 1,2,inf")
+                   "Read the recorder's summaries even where the trace has the arrays");
+  command.add_option("--set-sizes", flags.set_sizes,
+                     "Compute recall for these k (default: powers of 2 up to the recorded k)");
+  command
+      .add_option("--taus", flags.taus, "Compute the reuse error for these tau, such as 1,2,inf")
       ->delimiter(',');
   command.add_option("--backbone", flags.backbone,
-                     "Trace of the backbone, captured with --replay of the (one) trace: compares "
-                     "the five query stages");
+                     "Compare the five query stages with this backbone trace, captured with "
+                     "--replay of the trace");
   add_selection_flags(command, flags);
   add_matrix_flags(command, flags);
   add_output_flags(command, flags);
   add_threads_option(command, flags.threads);
-  command.add_option("--memory", flags.memory_mib, "MiB for arrays held at one time")
+  command
+      .add_option("--memory", flags.memory_mib, "Hold at most this many MiB of arrays at one time")
       ->check(whole_number(1, 1U << 20U))
       ->capture_default_str();
   command.footer(kExamples);

@@ -22,18 +22,18 @@ struct AnalyzeFlags {
   bool from_summary = false;
   std::string set_sizes;
   std::vector<std::string> taus;
-  // Of which part.
+  // Which part of the traces.
   std::string layers, heads, steps, blocks, sequences;
-  // One matrix instead.
+  // One matrix instead of metrics.
   std::string matrix;
   std::string field = "external";
   std::int64_t row_a = -1, row_b = -1;
-  // Where it goes.
+  // Where the results go.
   std::vector<std::string> by;
   std::string csv, json, hdf5;
   bool force = false;
   bool quiet = false;
-  // How.
+  // Resources.
   std::size_t threads = 0;
   std::size_t memory_mib = 256;
 };
@@ -50,7 +50,8 @@ struct AnalyzeSelection {
   Indices layers, heads, kv_heads, steps;
   RowSelection rows;
 };
-/// Throws UsageError naming the flag, and what there is, for layers and heads that are not there.
+/// Throws UsageError for layers and heads that were not recorded. The message names the flag and
+/// what was recorded.
 AnalyzeSelection parse_selection(const AnalyzeFlags& flags, const TraceShape& shape);
 
 /// Throws UsageError for a tau that is not a number above 0 or `inf`, and for sizes below 1.

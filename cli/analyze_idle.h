@@ -1,5 +1,5 @@
-// Options of `blockscope analyze` that would do nothing. Internal to the command's files. Each
-// throws UsageError that names the option and what it needs.
+// Refuses options of `blockscope analyze` that would do nothing. Each function throws UsageError
+// that names the option and what it needs. Internal to the command's files.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -11,12 +11,12 @@
 
 namespace blockscope {
 
-/// What the options alone tell. Also an axis that --by names twice.
+/// Options that other options make idle. Also refuses an axis that --by names twice.
 void refuse_idle_combinations(const CLI::App& command, const AnalyzeFlags& flags);
-/// What none of the chosen metrics looks at.
+/// Options that none of the chosen metrics uses.
 void refuse_idle_metric_options(const CLI::App& command,
                                 const std::vector<const MetricInfo*>& chosen);
-/// What selects along an axis that no result has.
+/// Options that select along an axis that no result has.
 void refuse_idle_axes(const CLI::App& command, const std::vector<MetricResult>& results);
 
 }  // namespace blockscope

@@ -6,9 +6,9 @@
 
 namespace blockscope {
 
-/// Which steps, layer and head: --row-a and --row-b, or --sequence, --block and --step (two steps,
-/// or one and the step after it), --layer and --head. Throws UsageError where these name more than
-/// one element, or one of two rows.
+/// The steps come from --row-a and --row-b, or from --sequence, --block and --step (two steps, or
+/// one and the step after it). Throws UsageError if --layer or --head names more than one element,
+/// or if only one of the two rows is given.
 MatrixRequest matrix_request(const AnalyzeFlags& flags, const TraceShape& shape);
 
 }  // namespace blockscope

@@ -12,7 +12,7 @@ namespace blockscope {
 
 class AnalyzeOutput {
  public:
-  /// Opens the output files, so that a path that can't be written fails before the work. Throws
+  /// Opens the output files now: a path that can't be written must fail before the work. Throws
   /// what CommandFiles throws, and UsageError when two outputs want the standard output.
   explicit AnalyzeOutput(const AnalyzeFlags& flags);
 
@@ -22,7 +22,7 @@ class AnalyzeOutput {
   bool prints_tables() const { return !takes_stdout(csv_) && !takes_stdout(json_) && !quiet_; }
   /// Writes everything; all files appear or, on an error, none.
   void write(const AnalysisDocument& document);
-  /// Columns of the terminal; 100 where there is none.
+  /// Columns of the terminal, or 100 without a terminal.
   static std::size_t terminal_width();
 
  private:

@@ -1,5 +1,5 @@
-// blockscope calibrate: from traces to the calibration file of `capture --policy
-// flashblock,reuse=FILE`, with what the choice saves and costs and what other choices would.
+// `blockscope calibrate`: makes the calibration file of `capture --policy flashblock,reuse=FILE`
+// from traces. Prints what this choice and other choices of gamma and tau save and cost.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -98,9 +98,8 @@ void print_trade_off(const CalibrationSums& sums, const Calibration& chosen) {
   const ReusePredictor predictor(sums, chosen.granularity);
   fmt::print(
       "\npredicted over these traces: prefix bytes not read, FLOPs not spent, and the one-step "
-      "error "
-      "of\nthe attention output (relative L2): where reused, of the heads and steps that reuse "
-      "(--max-error\nbounds it); over all heads, and all steps\n");
+      "error\nof the attention output (relative L2). where reused: over the heads and steps that "
+      "reuse, which\n--max-error bounds. over all heads: over all heads and steps\n");
   fmt::print("   {:>9} {:>4} {:>7} {:>12} {:>12} {:>14} {:>14} {:>12}\n", "gamma", "tau", "heads",
              "bytes", "FLOPs", "where reused", "over all heads", "|e| reused");
   bool printed = false;
@@ -160,7 +159,7 @@ CalibrationSums accumulate(CalibrateFlags& flags) {
 void calibrate(CalibrateFlags flags) {
   flags.request.granularity = parse_reuse_granularity(flags.granularity);
   check_request(flags.request);
-  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
+  const InterruptGuard guard;  // before the first output: a signal must not leave a partial one
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
   TextOutput output(files, flags.output, flags.force);
@@ -204,35 +203,39 @@ void add_calibrate_command(CLI::App& app) {
   command->add_option("traces", flags->traces, "Traces of one model, with exact values")
       ->required();
   command
-      ->add_option("-o,--output", flags->output, "Calibration file to write (-: standard output)")
+      ->add_option("-o,--output", flags->output,
+                   "Write the calibration file here (-: standard output)")
       ->required();
-  auto* choice = command->add_option_group("choice", "What decides gamma, exactly one:");
+  auto* choice = command->add_option_group("choice", "Choose gamma by exactly one of these:");
   choice
       ->add_option("--gamma", flags->request.gamma,
-                   "Reuse heads whose similarity is greater, -1 to 1")
+                   "Reuse heads whose similarity is greater than this, -1 to 1")
       ->check(real_number(-1.0, 1.0));
   choice
       ->add_option("--saving", flags->request.saving,
-                   "Largest gamma that saves this share of the prefix bytes, 0 to 1")
+                   "Take the largest gamma that saves this share of prefix bytes, 0 to 1")
       ->check(real_number(0.0, 1.0));
-  choice->add_option("--max-error", flags->request.max_error,
-                     "Smallest gamma whose relative L2 error where reused (the heads and steps "
-                     "that reuse) is within this");
-  command->add_option("--tau", flags->request.tau, "Reuse at steps that change fewer tokens")
+  choice->add_option(
+      "--max-error", flags->request.max_error,
+      "Take the smallest gamma whose relative L2 error where reused is at most this");
+  command
+      ->add_option("--tau", flags->request.tau,
+                   "Reuse at steps where fewer tokens than this changed")
       ->check(whole_number(1))
       ->capture_default_str();
   command
       ->add_option("--granularity", flags->granularity,
-                   "head: each query head for itself; kv-group: all heads of a KV head or none")
+                   "Decide for each query head (head) or for whole KV heads (kv-group)")
       ->capture_default_str();
   command->add_flag("--from-summary", flags->options.from_summary,
-                    "Read the summaries of the trace even where it has the arrays");
+                    "Read the recorder's summaries even where the trace has the arrays");
   add_threads_option(*command, flags->options.pass.threads);
   command->add_flag("--force", flags->force, "Replace an existing output");
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->add_flag("--quiet", flags->quiet, "Print warnings and errors only");
   command->footer(
       "Traces need exact values at --record summary or above: --policy exact, or --shadow.\n"
+      "\"Where reused\" means over the heads and steps that reuse.\n"
       "Example: blockscope calibrate run.h5 -o reuse.json --gamma 0.9\n"
       "         blockscope capture MODEL --prompts tasks.jsonl \\\n"
       "           --policy flashblock,tau=2,reuse=reuse.json -o fast.h5");

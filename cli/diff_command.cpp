@@ -1,5 +1,5 @@
-// `blockscope diff`: compares two traces within a tolerance, and the rounds of two drafted ones
-// where they lie in the answer. Exit code 0 equal, 1 different, 2 usage.
+// `blockscope diff`: compares two traces within a tolerance, and the rounds of two drafted traces
+// by their position in the answer. Exit code 0 equal, 1 different, 2 usage.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -51,7 +51,7 @@ void print_report(const TraceDifference& report, bool all) {
              report.datasets.size(), report.equal ? "equal" : "different");
 }
 
-/// What was left out, or could be.
+/// Says which aborted sequences were left out, or that they could be.
 void print_aborted(const TraceDifference& report, bool ignored) {
   if (report.aborted_a == 0 && report.aborted_b == 0) return;
   const std::string count =
@@ -79,7 +79,7 @@ std::string place_of(const SequenceRounds& pair) {
                      name, round, rounds.position);
 }
 
-/// Of each sequence the first round that differs, and in what.
+/// For each sequence: the first round that differs, and how.
 void print_first_rounds(const RoundsComparison& rounds, bool all) {
   std::size_t differing = 0;
   for (const SequenceRounds& pair : rounds.pairs) {
@@ -108,8 +108,8 @@ void print_rounds(const RoundsComparison& rounds, bool all) {
   line("rounds", "A", "B");
   line("sequences", rounds.pairs.size() + rounds.only_a.size(),
        rounds.pairs.size() + rounds.only_b.size());
-  line("only there", rounds.only_a.size(), rounds.only_b.size());
-  line("rounds of those in both", rounds.rounds_a, rounds.rounds_b);
+  line("only in this trace", rounds.only_a.size(), rounds.only_b.size());
+  line("rounds of shared sequences", rounds.rounds_a, rounds.rounds_b);
   line("mean acceptance length", mean(rounds.accepted_a), mean(rounds.accepted_b));
   print_first_rounds(rounds, all);
   fmt::print("{} at the same positions, {} of them equal; the rounds are {}\n",
@@ -118,7 +118,7 @@ void print_rounds(const RoundsComparison& rounds, bool all) {
 
 bool imported(const TraceMeta& meta) { return !knows_model_shape(meta); }
 
-/// What was imported holds rounds and nothing else, so there are no datasets to compare.
+/// An imported trace holds rounds and nothing else, so there are no datasets to compare.
 bool rounds_alone(const DiffFlags& flags, const TraceMeta& a, const TraceMeta& b) {
   return flags.rounds || (a.has_draft && b.has_draft && (imported(a) || imported(b)));
 }
@@ -154,24 +154,27 @@ void add_diff_command(CLI::App& app) {
   auto flags = std::make_shared<DiffFlags>();
   command->add_option("a", flags->first, "First trace")->required();
   command->add_option("b", flags->second, "Second trace")->required();
-  command->add_option("--tol,--atol", flags->options.absolute, "Largest |a-b| of equal floats")
+  command
+      ->add_option("--tol,--atol", flags->options.absolute,
+                   "Treat floats as equal up to this |a-b|")
       ->check(real_number(0.0, kAnyReal))
       ->capture_default_str();
-  command->add_option("--rtol", flags->options.relative, "Added to it: this times |b|")
+  command->add_option("--rtol", flags->options.relative, "Add this times |b| to the tolerance")
       ->check(real_number(0.0, kAnyReal))
       ->capture_default_str();
   command->add_flag("--ignore-timing", flags->options.ignore_timing,
-                    "Leave out durations: of passes, and what a draft costs");
+                    "Ignore durations of passes and measured draft costs");
   command->add_flag("--ignore-aborted", flags->options.ignore_aborted,
-                    "Leave out sequences that a kill cut and a resume decoded again: compare the "
-                    "others by name and prompt, not where they lie");
+                    "Leave out aborted sequences; match the others by name and prompt");
   command->add_flag("--rounds", flags->rounds,
-                    "Of drafted traces the rounds alone (default where one was imported)");
-  command->add_flag("--all", flags->all, "List equal datasets, and every sequence that differs");
+                    "Compare only the rounds of drafted traces (default if one was imported)");
+  command->add_flag("--all", flags->all,
+                    "Also list equal datasets and every sequence that differs");
   command->footer(
-      "Tokens, steps and every other integer must be equal.\n"
-      "Rounds of drafted traces are lined up by their place in the answer; what one of the two\n"
-      "does not know is not compared.\n"
+      "Tokens, steps and all other integers must be equal.\n"
+      "An aborted sequence was cut by a kill and decoded again by --resume.\n"
+      "Rounds of drafted traces are matched by their position in the answer. Values that only\n"
+      "one of the two traces has are not compared.\n"
       "Exit codes: 0 equal, 1 different or unreadable, 2 usage.\n"
       "Example: blockscope diff a.h5 b.h5 --tol 1e-3 --ignore-timing\n"
       "Example: blockscope diff resumed.h5 whole.h5 --ignore-timing --ignore-aborted\n"

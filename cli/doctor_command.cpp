@@ -1,5 +1,5 @@
-// `blockscope doctor`: what this build holds and this machine offers, a verdict per line. Exit
-// code 1 if some line says `fail`, that is, if decoding and recording can't work here.
+// `blockscope doctor`: what this build contains and this machine offers, with a verdict per line.
+// Exit code 1 if a line says `fail`, that is, if decoding and recording can't work on this machine.
 #include <fmt/format.h>
 #include <link.h>
 #include <unistd.h>
@@ -74,8 +74,8 @@ std::filesystem::path folder_of_loaded(std::string_view name) {
   return search.folder;
 }
 
-/// What --device cuda loads: LibTorch's part beside the part that the runtime has, our kernels
-/// beside the runtime.
+/// What --device cuda loads: LibTorch's CUDA library from the folder of its CPU library, and our
+/// kernels from the folder of the runtime.
 void examine_cuda(Findings& out, const std::filesystem::path& runtime) {
   std::error_code ignored;
   const auto torch = folder_of_loaded("libtorch_cpu.so") / "libtorch_cuda.so";
@@ -103,7 +103,7 @@ void examine_build(Findings& out) {
     out.push_back({"build", "sanitizers", std::string(build.sanitizers), Verdict::kNote,
                    "slow: not for measurements"});
   }
-  // HDF5 itself aborts where library and headers disagree in the first two numbers.
+  // HDF5 itself aborts if library and headers differ in the first two version numbers.
   out.push_back({"build", "HDF5",
                  fmt::format("{} (built with the headers of {})",
                              value_or(hdf5_runtime_version(), "unknown"), build.hdf5_version)});

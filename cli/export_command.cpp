@@ -1,6 +1,7 @@
 // `blockscope export`: the decoding trajectory of a trace for other tools. One sequence at a time
-// is in memory. Numbers JSON has no word for (a confidence of -inf: never touched) become null.
-// The forms of other tools are in export_frames.cpp, export_klass.cpp and export_rounds.cpp.
+// is in memory. Numbers that JSON can't hold become null, such as a confidence of -inf (never
+// touched). The formats of other tools are in export_frames.cpp, export_klass.cpp and
+// export_rounds.cpp.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
@@ -41,8 +42,8 @@ struct ExportFlags {
   bool force = false;
 };
 
-/// The sequences to write. Readers of frames and step maps know nothing of the mark that
-/// sequences bear which a kill cut and a resume decoded again; the other formats' rows carry it.
+/// The sequences to write. csv and json mark aborted sequences, which a kill cut and a resume
+/// decoded again. Readers of the other formats know no such mark.
 std::vector<std::int64_t> chosen_sequences(const TraceReader& reader, const ExportFlags& flags) {
   const bool marks = flags.format == "csv" || flags.format == "json";
   const bool keep = flags.aborted.empty() ? marks : flags.aborted == "keep";
@@ -116,7 +117,7 @@ ordered_json delta_json(const SequenceDelta& delta) {
           {"insert_step", delta.insert_step}};
 }
 
-/// Row by row: what each pass of the sequence decided.
+/// What each pass of the sequence decided, row by row.
 void write_csv(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
                std::ostream& out) {
   out << "sequence,name,row,pass,block,step,action,position,token,confidence,decoded_step,aborted"
@@ -192,7 +193,7 @@ using SequenceWriter = ordered_json (*)(const TraceReader&, std::int64_t);
 void write_json(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
                 const std::string& format, SequenceWriter sequence, std::ostream& out) {
   const TraceMeta& meta = reader.info().meta;
-  // 2: steps of step_map count from 1, and frames have the form that d2Cache gives them.
+  // 2: steps of step_map count from 1, and frames have d2Cache's own form.
   const int version = format == "trajectory" ? 1 : 2;
   ordered_json head = {{"format", "blockscope-" + format},
                        {"format_version", version},
@@ -211,12 +212,12 @@ void write_json(const TraceReader& reader, const std::vector<std::int64_t>& sequ
   out << "\n]}\n";
 }
 
-/// The array of one sequence's steps, as KLASS writes it: nothing around it.
+/// The bare array of one sequence's steps, as KLASS writes it.
 void write_klass(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
                  std::ostream& out) {
   if (sequences.size() != 1) {
     throw UsageError(
-        fmt::format("--format klass: expected one sequence, which is what KLASS's files hold, got "
+        fmt::format("--format klass: expected one sequence, because a file of KLASS holds one, got "
                     "{}. HINT: --sequence 0",
                     sequences.size()));
   }
@@ -248,7 +249,7 @@ void run_export(const ExportFlags& flags) {
   const TraceReader reader(flags.trace);
   const auto write = [&](std::ostream& out) { write_format(reader, flags, out); };
   if (flags.output.empty()) return print_text(write);
-  const InterruptGuard guard;  // before the output: a signal must not leave half of it behind
+  const InterruptGuard guard;  // before the output: a signal must not leave half of it
   CommandFiles files;
   files.reads_trace(reader.info().path);
   TextOutput output(files, flags.output, flags.force);
@@ -263,24 +264,27 @@ void add_export_command(CLI::App& app) {
   auto* command = app.add_subcommand("export", "Write the decoding trajectory for other tools");
   auto flags = std::make_shared<ExportFlags>();
   command->add_option("trace", flags->trace, "Trace file, finished or .partial")->required();
-  command
-      ->add_option("--format", flags->format,
-                   "csv, json: what each pass decided; frames: d2Cache's initial frame and deltas; "
-                   "step_map: TraDo's step per generated token; klass: KLASS's --save_steps of one "
-                   "sequence; rounds: those of a draft, as JSON lines")
+  command->add_option("--format", flags->format, "Write this format (explained below)")
       ->check(CLI::IsMember({"csv", "json", "frames", "step_map", "klass", "rounds"}))
       ->capture_default_str();
-  command->add_option("--sequence", flags->sequences, "Only these: 0-3,7");
+  command->add_option("--sequence", flags->sequences, "Write only these sequences, such as 0-3,7");
   command
       ->add_option("--aborted", flags->aborted,
-                   "keep or drop sequences that a kill cut and a resume decoded again (default: "
-                   "keep them, marked, in csv and json; drop them in the others)")
+                   "Keep or drop aborted sequences (default: keep in csv and json, drop elsewhere)")
       ->check(CLI::IsMember({"keep", "drop"}));
-  command->add_option("-o,--output", flags->output, "File (default, and -: standard output)");
+  command->add_option("-o,--output", flags->output,
+                      "Write to this file (default and -: standard output)");
   command->add_flag("--force", flags->force, "Replace an existing output");
   command->footer(
+      "Formats:\n"
+      "  csv, json  what each pass decided; aborted sequences are marked\n"
+      "  frames     d2Cache's initial frame and deltas\n"
+      "  step_map   TraDo's step of each generated token\n"
+      "  klass      KLASS's --save_steps of one sequence\n"
+      "  rounds     the rounds of a draft, as JSON lines\n"
+      "An aborted sequence was cut by a kill and decoded again by --resume.\n"
       "Example: blockscope export run.h5 --format step_map -o run.json\n"
-      "`blockscope import` reads frames, klass and rounds again.");
+      "`blockscope import` reads frames, klass and rounds.");
   command->callback([flags, command] {
     const bool file = !flags->output.empty() && flags->output != kStandardOutput;
     refuse_idle(*command, "--force", file, "a file as --output");

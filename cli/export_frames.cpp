@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr float kRevokedConfidence = 1.0F;  // what WINO says of a mask that comes back
+constexpr float kRevokedConfidence = 1.0F;  // WINO's value for a token that is masked again
 
 ordered_json or_null(const std::vector<std::int64_t>& values) {
   return values.empty() ? ordered_json(nullptr) : ordered_json(values);
@@ -56,8 +56,8 @@ Decoded predictions(const TraceReader& reader, std::int64_t row, const Frame& be
   return decoded;
 }
 
-/// Steps that do not follow from d2Cache's rule (the largest one, plus 1; a mask that comes back
-/// has none).
+/// The steps of a delta, if they differ from d2Cache's rule: the largest step so far plus 1, and
+/// none for a token that is masked again.
 ordered_json explicit_steps(const SequenceDelta& delta, const Frame& before) {
   const std::int64_t next = before.current_step() + 1;
   bool follows = std::ranges::all_of(delta.insert_step, [&](auto step) { return step == next; });
@@ -102,7 +102,7 @@ ordered_json delta_json(const TraceReader& reader, std::int64_t row, const Frame
           {"extra", explicit_steps(delta, before)}};
 }
 
-/// Tokens of the response: up to its first stop token, or to the last position that was decided.
+/// Number of response tokens: up to the first stop token, or to the last decided position.
 std::size_t response_length(const TraceReader& reader, const SequenceInfo& info,
                             const Frame& last) {
   std::size_t length = last.gen_length;

@@ -1,6 +1,6 @@
-// KLASS's steps. What a trace has no dataset for (texts and KL divergences of an imported file) is
-// in its /run/json, under `imported`; otherwise texts come from the vocabulary's pieces and KL
-// divergences from /prediction/kl, where a trace has them.
+// KLASS's steps. An imported trace keeps the file's texts and KL divergences in /run/json, under
+// `imported`. For other traces, texts come from the vocabulary's pieces and KL divergences from
+// /prediction/kl, if the trace has them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,20 +20,20 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// As Python's round(): the decimal nearest to the value as it is.
+/// Rounds as Python's round(): to the decimal nearest to the exact value.
 ordered_json rounded(float value, int digits) {
   if (!std::isfinite(value)) return nullptr;
   return std::strtod(fmt::format("{:.{}f}", value, digits).c_str(), nullptr);
 }
 
-/// The KL divergences of a row to the step before, where this build and the trace have them.
+/// The KL divergences of a row to the step before, if this build and the trace have them.
 std::optional<Field> kl_field(const TraceReader& reader) {
   const auto* spec = std::ranges::find(kDatasets, "/prediction/kl", &DatasetSpec::path);
   if (spec == kDatasets.end() || !reader.has(spec->field)) return std::nullopt;
   return spec->field;
 }
 
-/// What the file of an imported trace said; null when there is none, or not of these steps.
+/// What the imported file said; null if nothing was kept, or if it is not for these steps.
 ordered_json kept_of(const TraceReader& reader) {
   const auto run = ordered_json::parse(reader.info().meta.run_json, nullptr, false);
   const auto member = [](const ordered_json& from, const char* key) {
@@ -85,7 +85,7 @@ class KlassWriter {
 
   [[noreturn]] void refuse(const std::string& what) const {
     throw TraceError(
-        fmt::format("{}: sequence {} {}, which KLASS's form can't say. HINT: --format frames",
+        fmt::format("{}: sequence {} {}, which KLASS's form can't express. HINT: --format frames",
                     reader_.info().path, index_, what));
   }
 
@@ -105,7 +105,7 @@ class KlassWriter {
     }
   }
 
-  /// A list of the kept file for step `step`, if it has as many elements as the trace.
+  /// A list of the imported file for step `step`, if it has as many elements as the trace.
   const ordered_json* kept_list(std::size_t step, const char* key, std::size_t count) const {
     if (!kept_.is_object() || !kept_.contains("steps") || !kept_["steps"].is_array())
       return nullptr;
@@ -117,7 +117,7 @@ class KlassWriter {
     return list.is_array() && list.size() == count ? &list : nullptr;
   }
 
-  /// `text`: of a decoded token, where its program puts it; all_tokens has none.
+  /// `text`: of a decoded token; null in all_tokens. LLaDA and Dream place it differently.
   ordered_json entry(std::int64_t position, const Mask& mask, const ordered_json* text) const {
     const bool dream = dialect_.name == kKlassDream.name;
     ordered_json item;
@@ -185,12 +185,12 @@ class KlassWriter {
     item["decoded_tokens_num"] = delta.transfer_index.size();
     item["decoded_tokens"] = std::move(decoded);
     item["all_tokens"] = std::move(all);
-    item["decoded_text"];  // Dream's place
+    item["decoded_text"];  // Dream's order of members
     return item;
   }
 
-  /// The text as it stands after the step: LLaDA's of the tokens decided so far, Dream's with the
-  /// prompt before it and a space for each mask.
+  /// The text after the step. LLaDA: the tokens decided so far. Dream: the prompt first, and a
+  /// space for each mask.
   void add_text(const Frame& after, std::size_t step, ordered_json& item) const {
     if (kept_.is_object() && kept_.contains("steps") && kept_["steps"].is_array() &&
         step < kept_["steps"].size() && kept_["steps"][step].is_object() &&

@@ -19,7 +19,7 @@ ordered_json known_or_null(std::int64_t value) {
   return value == kUnknown ? ordered_json(nullptr) : ordered_json(value);
 }
 
-/// Sets a member where something is known of it.
+/// Sets a member if its value is known.
 template <typename Value, typename ToJson>
 void add_column(ordered_json& line, const char* name, const std::vector<Value>& values,
                 const ToJson& to_json) {
@@ -81,9 +81,12 @@ ordered_json start_line(std::int64_t index, const DraftedSequence& sequence) {
 ordered_json round_line(std::int64_t index, std::size_t number, const RoundRecord& round) {
   auto drafted = ordered_json::array();
   for (const std::int64_t token : round.drafted) drafted.push_back(known_or_null(token));
-  ordered_json line = {{"sequence", index},          {"round", number},
-                       {"position", round.position}, {"token", known_or_null(round.token)},
-                       {"drafted", drafted},         {"accepted", round.accepted},
+  ordered_json line = {{"sequence", index},
+                       {"round", number},
+                       {"position", round.position},
+                       {"token", known_or_null(round.token)},
+                       {"drafted", drafted},
+                       {"accepted", round.accepted},
                        {"next", known_or_null(round.next)}};
   add_column(line, "target", round.target, known_or_null);
   for (std::size_t i = 0; i < kRoundRanks.size(); ++i) {

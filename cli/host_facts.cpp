@@ -1,4 +1,4 @@
-// Readers of /proc, /sys and statvfs behind host_facts.h.
+// See host_facts.h: reads /proc, /sys and statvfs.
 #include "cli/host_facts.h"
 
 #include <fmt/format.h>

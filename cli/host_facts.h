@@ -1,5 +1,5 @@
 // What the machine offers, read from /proc, /sys and statvfs without loading any library. A fact
-// that can't be read is empty or 0, never a guess: `doctor` prints it as unknown.
+// that can't be read is empty or 0. `doctor` prints it as unknown.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct DiskFacts {
   std::filesystem::path path;
   std::uint64_t free = 0;   // bytes available to this user
   std::string file_system;  // "ext4", "nfs", "lustre", "tmpfs", or hexadecimal magic
-  bool is_network = false;  // file locks may fail there
+  bool is_network = false;  // file locks may fail on it
   bool writable = false;
 };
 
@@ -51,7 +51,7 @@ CpuFacts read_cpu_facts();
 MemoryFacts read_memory_facts();
 DiskFacts read_disk_facts(const std::filesystem::path& path);
 GpuFacts read_gpu_facts();
-/// Where the runtime would look (probe/checkpoint/hub_cache.h), and what is there.
+/// Where the runtime would look for models (probe/checkpoint/hub_cache.h), and what it would find.
 HubFacts read_hub_facts(const HubEnvironment& environment);
 
 /// The value of an environment variable, or an empty string.

@@ -1,6 +1,6 @@
-// `blockscope import`: a decoding trajectory that another tool wrote, or rounds of a draft that
-// another engine ran, becomes a trace of level `trajectory`. The whole file is read and checked
-// before the trace is begun.
+// `blockscope import`: makes a trace of level `trajectory` from another tool's decoding trajectory
+// or from the rounds of a draft that another engine ran. The whole file is read and checked before
+// the trace is begun.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
@@ -63,7 +63,7 @@ std::optional<Tokenizer> load_tokenizer(const std::string& path) {
   return Tokenizer::from_file(path);
 }
 
-/// KLASS's file is an array of steps; d2Cache's record, alone or with ours around it, an object.
+/// A file of KLASS is an array of steps. A record of d2Cache is an object, alone or inside ours.
 bool is_klass(const std::string& text) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   return first != std::string::npos && text[first] == '[';
@@ -89,7 +89,7 @@ nlohmann::ordered_json run_of(const ImportFlags& flags, const std::string& text,
             {"kept", nlohmann::ordered_json::parse(kept)}}}};
 }
 
-/// The whole trace or nothing: unlike a run, an import has nothing to go on with.
+/// Writes the whole trace or nothing: unlike a run, an import can't be resumed.
 template <typename WriteRows>
 void write_trace(TraceMeta meta, const nlohmann::ordered_json& run, const ImportFlags& flags,
                  const WriteRows& write_rows) {
@@ -125,7 +125,7 @@ void say_done(const ImportFlags& flags, const std::vector<std::string>& notes,
 
 void import_rounds(const CLI::App& command, const ImportFlags& flags, const std::string& text) {
   for (const char* option : {"--prompt-length", "--input-ids", "--block-causal"}) {
-    refuse_idle(command, option, false, "a trajectory: rounds of a draft say it themselves");
+    refuse_idle(command, option, false, "a trajectory: the rounds of a draft give it themselves");
   }
   const ImportedRounds run = parse_rounds(text, flags.input, flags.facts);
   nlohmann::ordered_json json = run_of(flags, text, run.engine, run.kept);
@@ -181,35 +181,38 @@ void run_import(const CLI::App& command, ImportFlags flags) {
 }  // namespace
 
 void add_import_command(CLI::App& app) {
-  auto* command = app.add_subcommand("import", "Make a trace of what another tool or engine wrote");
+  auto* command =
+      app.add_subcommand("import", "Make a trace from what another tool or engine wrote");
   auto flags = std::make_shared<ImportFlags>();
   command
       ->add_option("file", flags->input,
-                   "JSON: KLASS's --save_steps, d2Cache's record, or rounds of a draft as JSON "
-                   "lines (docs/interchange.md)")
+                   "KLASS's --save_steps, d2Cache's record or a draft's rounds, as JSON "
+                   "(docs/interchange.md)")
       ->required();
-  command->add_option("-o,--output", flags->output, "Trace to write")->required();
+  command->add_option("-o,--output", flags->output, "Write this trace")->required();
   const auto number = [&](const char* name, std::optional<std::int64_t>& value, const char* text,
                           std::int64_t least) {
     command->add_option(name, value, text)->check(whole_number(least, kLargestLength));
   };
-  number("--vocab-size", flags->facts.vocab_size, "Tokens of the model, where the file is silent",
-         1);
-  number("--mask-token-id", flags->facts.mask_token_id, "The mask, where the file is silent", 0);
+  number("--vocab-size", flags->facts.vocab_size,
+         "Set the vocabulary size if the file does not give it", 1);
+  number("--mask-token-id", flags->facts.mask_token_id,
+         "Set the mask token id if the file does not give it", 0);
   number("--block-length", flags->facts.block_length,
-         "Positions of a block (default: the file's; KLASS: those of its first step; rounds: "
-         "the certain token and what is drafted at most)",
-         1);
+         "Set the number of positions of a block (default: from the file)", 1);
   number("--prompt-length", flags->facts.prompt_length,
-         "KLASS: tokens of the prompt, to be compared with the file's first position", 0);
+         "KLASS: check the file's first position against this prompt length", 0);
   command->add_option("--input-ids", flags->input_ids,
-                      "KLASS: the prompt's token ids separated by commas (default: masks)");
+                      "KLASS: store these prompt token ids, separated by commas (default: masks)");
   command->add_flag("--block-causal", flags->facts.block_causal,
-                    "Blocks count from position 0, as in SDAR, not from the prompt's end");
+                    "Count blocks from position 0, as SDAR does, not from the prompt's end");
   command->add_option("--tokenizer", flags->tokenizer,
-                      "tokenizer.json, or the folder of a checkpoint: the texts of tokens");
+                      "Take the texts of tokens from this tokenizer.json or checkpoint folder");
   command->add_flag("--force", flags->force, "Replace an existing trace");
   command->footer(
+      "Default block length: the file's. For KLASS: the number of masks in the first step.\n"
+      "For a d2Cache file without one: a single block. In rounds, a block is the certain token\n"
+      "and the drafted tokens.\n"
       "Example: blockscope import all_steps_q0_s0.json --vocab-size 126464 \\\n"
       "           --mask-token-id 126336 -o run.h5\n"
       "Example: blockscope import rounds.jsonl -o engine.h5 && blockscope diff ours.h5 engine.h5");

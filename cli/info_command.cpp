@@ -1,5 +1,5 @@
-// `blockscope info`: what a trace holds, as a table or JSON. Similarities are means over layers'
-// heads, block positions and denoising steps, and say over how many terms.
+// `blockscope info`: what a trace holds, as a table or JSON. Similarities are means by layer over
+// heads, block positions and denoising steps, with their number of terms.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -40,7 +40,7 @@ struct Mean {
   }
 };
 
-/// Metrics of analysis/, from what the recorder summed up, and the names of their arrays.
+/// Metrics of analysis/ that the recorder's summaries give, and the names of their arrays.
 struct SummaryMean {
   const char* metric;
   const char* array;
@@ -54,7 +54,7 @@ struct LayerMeans {
   std::array<Mean, kSummaries.size()> means;
 };
 
-/// What a kill cut off and a resume decoded again: in no other number of the summary.
+/// Sequences that a kill cut and a resume decoded again. The rest of the summary leaves them out.
 struct Aborted {
   std::int64_t sequences = 0;
   std::int64_t rows = 0;
@@ -70,29 +70,29 @@ struct Summary {
   std::int64_t pass_time_ns = 0;            // summed over rows; a batch's pass counts once per row
   std::int64_t taken_back = 0;              // tokens (has_revocations)
   std::int64_t computed = 0;                // positions, over all layers and denoising rows
-  std::int64_t canvases = 0;                // positions, likewise, had none been kept (has_cache)
+  std::int64_t canvases = 0;                // the same, without any cache (has_cache)
   std::int64_t blocks = 0;                  // distinct (sequence, block)
   Mean score;                               // over scored sequences that were not aborted
   std::vector<LayerMeans> layers;
 };
 
-/// Tokens a round of drafted decoding, what lies behind the answer's end left out.
+/// Tokens per round of drafted decoding, without tokens after the answer's end.
 double tokens_per_round(const Summary& summary) {
   const auto rounds = static_cast<double>(std::max<std::int64_t>(summary.rows_by_kind[1], 1));
   return static_cast<double>(summary.decided) / rounds + 1.0;
 }
 
-/// Means over heads, positions and the denoising steps after a block's first, with a prefix.
+/// Means over heads, positions and denoising steps with a prefix, without a block's first step.
 ResultArray layer_means(const MetricResult& result, const char* name) {
   const ResultArray& array = result.array(name);
   std::vector<double> later = array.axes.at(array.axis("step")).index;
-  // Similarity is that of a step and the next one; the mass of the first step is left out here.
+  // A similarity compares a step with the next one. The mass exists at step 1 too: drop it.
   if (result.metric == "external_mass") std::erase(later, 1.0);
   return mean_over_others(select(array, "step", later), {"layer"});
 }
 
-/// Fills Summary::layers; what the trace can't give (a level without summaries, a policy whose
-/// values are not exact) stays without terms.
+/// Fills Summary::layers. What the trace can't give has no terms (a level without summaries, a
+/// policy whose values are not exact).
 void add_means(const std::string& path, Summary& summary) {
   const TraceGroup trace({path});
   MetricOptions options;
@@ -120,7 +120,7 @@ bool denoises(const StepColumns& steps, std::size_t i) {
   return static_cast<PassKind>(steps.kind[i]) == PassKind::denoise;
 }
 
-/// Positions that a row computed, all layers together, and that a whole pass would have.
+/// Adds the positions that a row computed over all layers, and those that a whole pass computes.
 void add_computed(const TraceReader& reader, std::int64_t row, std::int64_t length,
                   Summary& summary) {
   for (const LayerRanges& layer : reader.cache(row)) {
@@ -179,7 +179,7 @@ Summary summarise(const TraceReader& reader) {
   return summary;
 }
 
-/// Share of all whole passes that was not computed.
+/// Share of the positions of whole passes that was not computed.
 double share_saved(const Summary& summary) {
   return summary.canvases == 0
              ? 0.0
@@ -195,7 +195,7 @@ std::int64_t real_rows(const Summary& summary) {
   return summary.rows_by_kind[0] + summary.rows_by_kind[1] + summary.rows_by_kind[2];
 }
 
-/// Rows that the traces held which `repack --repair` made this one of; 0: as many as it has itself.
+/// Rows of the traces that `repack --repair` made this trace from; 0: nothing was lost.
 std::int64_t rows_before_repair(const TraceInfo& info) {
   const auto run = ordered_json::parse(info.meta.run_json, nullptr, false);
   const ordered_json none = ordered_json::object();
@@ -317,7 +317,7 @@ void print_table(const TraceInfo& info, const Summary& summary) {
           ? fmt::format("{}, {}, {}, head_dim {}", plural(meta.num_layers, "layer"),
                         plural(meta.num_heads, "query head"), plural(meta.num_kv_heads, "KV head"),
                         meta.head_dim)
-          : "its shape is not in the file that it was imported from";
+          : "shape unknown: not in the imported file";
   line("model", fmt::format("{}, vocabulary {}", shape, meta.vocab_size));
   line("mask token", meta.mask_token_id < 0 ? "none" : std::to_string(meta.mask_token_id));
   line("block length", std::to_string(meta.block_length));
@@ -330,7 +330,7 @@ void print_table(const TraceInfo& info, const Summary& summary) {
                            summary.denoise_without_prefix, summary.rows_by_kind[2]));
   line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.decided,
                              tokens_per_step(summary)));
-  // What a target accepted is what the draft's passes decided; each round adds the target's own.
+  // The draft's passes decide what the target accepts. Each round adds the target's own token.
   if (meta.has_draft) {
     line("drafts",
          fmt::format("{}, {:.2f} tokens a round with the target's own",
@@ -380,7 +380,7 @@ void run_info(const std::string& path, bool json, bool with_datasets) {
 }  // namespace
 
 void add_info_command(CLI::App& app) {
-  auto* command = app.add_subcommand("info", "Tell what a trace holds");
+  auto* command = app.add_subcommand("info", "Show what a trace holds");
   auto path = std::make_shared<std::string>();
   auto json = std::make_shared<bool>(false);
   command->add_option("trace", *path, "Trace file, finished or .partial")->required();

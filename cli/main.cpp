@@ -36,7 +36,7 @@ bool is_command(CLI::App& app, const std::string& name) {
 int run(CLI::App& app, int argc, char** argv) {
   std::string command = argc > 1 ? argv[1] : "";
   std::string help = "--help";
-  if (command == "help" && (argc == 2 || is_command(app, argv[2]))) {  // its own words
+  if (command == "help" && (argc == 2 || is_command(app, argv[2]))) {  // means --help
     command = argc == 2 ? help : argv[2];
     argv[1] = argc == 2 ? help.data() : argv[2];
     if (argc > 2) argv[2] = help.data();
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
   app.footer(
       "Example: blockscope capture models/needle --prompt \"...\" -o run.h5\n"
       "Exit codes: 0 done, 1 failed, 2 usage, 128 + n stopped by signal n.\n"
-      "`blockscope doctor` tells what works here.");
+      "`blockscope doctor` shows what works on this machine.");
   for (const auto& command : blockscope::kModuleCommands) {
     app.add_subcommand(std::string(command.name), std::string(command.description));
   }
@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
     const int of_module = run(app, argc, argv);  // a module reports its own errors
     if (of_module != 0) throw CLI::RuntimeError(of_module);
   });
-  // All output is flushed and all files are closed. What is left are LibTorch's static destructors,
-  // 80 ms.
+  // All output is flushed and all files are closed. Only LibTorch's static destructors are left,
+  // which take 80 ms.
   std::_Exit(exit_code);
 }

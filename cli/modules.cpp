@@ -1,5 +1,5 @@
-// Finds, opens and calls the modules. One is never unloaded: LibTorch's worker threads and static
-// destructors must outlive the call.
+// Finds, opens and calls the modules. A module is never unloaded: LibTorch's worker threads and
+// static destructors must outlive the call.
 #include "cli/modules.h"
 
 #include <dlfcn.h>
@@ -21,17 +21,17 @@ namespace {
 
 using EntryPoint = int (*)(int, char**);
 
-// What the libraries of a module read when they are loaded. A user's own settings win.
+// Settings that the libraries of a module read when they are loaded. A user's own settings win.
 void prepare_libraries() {
-  // Idle OpenMP threads of LibTorch spin for milliseconds by default. On a busy machine that is
-  // ruinous for the many short parallel regions of a decoding step (measured: 1 against 68 tokens/s
-  // on two loaded cores); without any spinning each of them pays for waking a thread (200 against
-  // 450 tokens/s on idle ones). A thousand turns last some 20 microseconds.
+  // Idle OpenMP threads of LibTorch spin for milliseconds by default. A decoding step has many
+  // short parallel regions, so spinning ruins it on a busy machine (measured on two loaded cores: 1
+  // against 68 tokens/s). Without any spinning each region waits until a thread wakes up (on idle
+  // cores: 200 against 450 tokens/s). A thousand turns last about 20 microseconds.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "1000", 0);
-  // Every pass allocates tensors of the same sizes: memory that goes back to the system in between
-  // is zeroed page by page at the next (5 to 10 % of a pass over 512 positions).
+  // Every pass allocates tensors of the same sizes. The system would zero returned memory page by
+  // page before the next pass (5 to 10 % of a pass over 512 positions).
   if (std::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest value that glibc accepts
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     mallopt(M_TOP_PAD, 16 << 20);
   }
@@ -91,7 +91,8 @@ std::filesystem::path module_path(const Module& module) {
     return module.file;
   }
   const auto prefix = binary.parent_path().parent_path();
-#ifdef BLOCKSCOPE_PYTHON  // "python3.11": pip puts the modules into the package, and the binary into bin/
+  // BLOCKSCOPE_PYTHON is "python3.11": pip puts the modules into the package, the binary into bin/.
+#ifdef BLOCKSCOPE_PYTHON
   for (const char* const packages : {"site-packages", "dist-packages"}) {
     auto path = prefix / "lib" / BLOCKSCOPE_PYTHON / packages / "blockscope" / "lib" / module.file;
     if (std::filesystem::exists(path, error)) return path;
@@ -120,7 +121,7 @@ int run_module_command(const ModuleCommand& command, int argc, char** argv) {
   if (!std::filesystem::exists(path, ignored)) {
     if (asks_for_help(argc, argv)) {
       fmt::print(
-          "{}\nUsage: blockscope {} ...\n\nThis build lacks {}, which knows the options: {}.\n",
+          "{}\nUsage: blockscope {} ...\n\nThis build lacks {}, which lists the options: {}.\n",
           command.description, command.name, module.name, module.hint);
       return 0;
     }

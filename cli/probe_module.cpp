@@ -1,4 +1,4 @@
-// libblockscope_probe.so: the commands that need LibTorch, behind one C entry point.
+// libblockscope_probe.so: the commands that need LibTorch, with one C entry point.
 #include <c10/util/Exception.h>
 
 #include <CLI/CLI.hpp>

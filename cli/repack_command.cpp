@@ -1,4 +1,4 @@
-// `blockscope repack`: compress a trace, repair what a kill left, merge the files of many ranks.
+// `blockscope repack`: compresses a trace, repairs what a kill left, merges the files of ranks.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
@@ -18,7 +18,7 @@
 namespace blockscope {
 namespace {
 
-constexpr int kDefaultLevel = 4;  // beyond it deflate costs much time and saves little
+constexpr int kDefaultLevel = 4;  // higher levels cost much time and save little
 
 struct RepackFlags {
   std::vector<std::string> inputs;
@@ -30,7 +30,7 @@ struct RepackFlags {
   RepackOptions options;
 };
 
-/// Also with --quiet: rows that were thought safe are gone.
+/// Printed with --quiet too, because committed rows are lost.
 void print_loss(const RepackLoss& loss) {
   note(
       "note: {}: kept {} of {} and {} of {}; the others are not whole in the file. {} lost "
@@ -47,7 +47,7 @@ void run_repack(RepackFlags& flags) {
                     flags.inputs.size()));
   }
   flags.options.deflate = flags.compress == "deflate" ? flags.level : 0;
-  const InterruptGuard guard;  // a signal leaves no half-written output behind
+  const InterruptGuard guard;  // a signal must not leave a half-written output
   PassProgress progress(flags.quiet, 0);
   flags.options.progress = [&progress](std::int64_t done, std::int64_t total) {
     progress.show(static_cast<std::size_t>(done), static_cast<std::size_t>(total),
@@ -63,8 +63,8 @@ void run_repack(RepackFlags& flags) {
              result.bytes_before);
   if (result.is_virtual) {
     fmt::print(
-        "its arrays stay in the {} it was merged from: keep them where they are, or merge with "
-        "--copy\n",
+        "its arrays stay in the {} it was merged from. Keep those files where they are, or merge "
+        "with --copy\n",
         plural(static_cast<std::int64_t>(flags.inputs.size()), "trace"));
   }
   if (result.aborted > 0) {
@@ -80,19 +80,20 @@ void add_repack_command(CLI::App& app) {
   auto* command = app.add_subcommand("repack", "Compress, repair or merge traces into a new file");
   auto flags = std::make_shared<RepackFlags>();
   command->add_option("traces", flags->inputs, "Trace, or several with --merge")->required();
-  command->add_option("-o,--output", flags->output, "New trace")->required();
-  command->add_option("--compress", flags->compress, "deflate or none")
+  command->add_option("-o,--output", flags->output, "Write the new trace here")->required();
+  command
+      ->add_option("--compress", flags->compress,
+                   "Compress the datasets with deflate, or not at all")
       ->check(CLI::IsMember({"deflate", "none"}))
       ->capture_default_str();
-  command->add_option("--level", flags->level, "Deflate level, with --compress deflate")
+  command->add_option("--level", flags->level, "Set the deflate level, with --compress deflate")
       ->check(whole_number(1, 9))
       ->capture_default_str();
   command->add_flag("--repair", flags->options.repair,
-                    "Accept an unfinished trace (.partial), or one that was cut off: keep the rows "
-                    "that are whole");
+                    "Keep the whole rows of an unfinished (.partial) or cut trace");
   command->add_flag("--merge", flags->merge, "Join the traces of several ranks, in this order");
   command->add_flag("--copy", flags->options.copy,
-                    "With --merge: copy the large arrays, for a file that needs no other");
+                    "With --merge: copy the large arrays; the output then needs no other file");
   command->add_flag("--force", flags->options.force, "Replace an existing output");
   command->add_flag("-q,--quiet", flags->quiet, "Print nothing but errors");
   command->footer(

@@ -1,4 +1,4 @@
-// `blockscope report`: traces as one self-contained page, and its figures one by one for papers.
+// `blockscope report`: shows traces on one self-contained page; writes its figures for papers too.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
@@ -40,7 +40,7 @@ std::vector<fs::path> figure_files(const std::string& folder, const std::vector<
   return files;
 }
 
-/// Opened before anything is written, so that an existing file stops the command in time.
+/// Opens all outputs before anything is written: an existing file must stop the command early.
 std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector<Figure>& figures,
                                      CommandFiles& command_files) {
   std::vector<OutputFile> files;
@@ -57,7 +57,7 @@ std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector
 }
 
 void run_report(const ReportFlags& flags) {
-  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
+  const InterruptGuard guard;  // before the first output: a signal must not leave a partial one
   const Gnuplot gnuplot(gnuplot_place());
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
@@ -96,32 +96,35 @@ void run_report(const ReportFlags& flags) {
 }  // namespace
 
 void add_report_command(CLI::App& app) {
-  auto* command = app.add_subcommand("report", "Make one page to look at: figures, tables, text");
+  auto* command = app.add_subcommand("report", "Make one HTML page with figures, tables and text");
   auto flags = std::make_shared<ReportFlags>();
   ReportOptions& options = flags->options;
   command->add_option("traces", flags->traces, "Trace files of one model, finished or .partial")
       ->required();
-  command->add_option("-o,--output", flags->output, "HTML file to write (-: standard output)")
+  command->add_option("-o,--output", flags->output, "Write this HTML file (-: standard output)")
       ->required();
   command->add_flag("--force", flags->force, "Replace existing outputs");
   command->add_option("--figures", flags->figures,
-                      "Folder for every figure as SVG and PDF, one by one");
+                      "Also write every figure as SVG and PDF into this folder");
   const auto add_index = [&](const char* name, auto& value, const char* text) {
     command->add_option(name, value, text)->check(whole_number(0));
   };
-  add_index("--layer", options.layer, "Layer of the heatmaps (default: the middle recorded one)");
-  add_index("--head", options.head, "Query head of the heatmaps (default: all together)");
+  add_index("--layer", options.layer,
+            "Show heatmaps of this layer (default: the middle recorded one)");
+  add_index("--head", options.head, "Show heatmaps of this query head (default: all together)");
   add_index("--sequence", options.sequence,
-            "Sequence of the trajectory and the heatmaps (default: see --block)");
+            "Show trajectory and heatmaps of this sequence (default: that of the default block)");
   add_index("--block", options.block,
-            "Block of the trajectory and the heatmaps (default: the one with the most steps; of "
-            "equals the most distinct tokens)");
-  command->add_option("--backbone", options.backbone,
-                      "Trace of the autoregressive backbone, captured with --replay of this one");
-  command->add_option("--title", options.title, "Title of the page");
+            "Show trajectory and heatmaps of this block (default: the one with most steps)");
+  command->add_option(
+      "--backbone", options.backbone,
+      "Also compare with this trace of the backbone, captured with --replay of the trace");
+  command->add_option("--title", options.title, "Set the title of the page");
   add_threads_option(*command, options.threads);
-  command->add_flag("-q,--quiet", flags->quiet, "No progress, no summary");
-  command->footer("Example: blockscope report run.h5 -o report.html --figures figures/");
+  command->add_flag("-q,--quiet", flags->quiet, "Print no progress and no summary");
+  command->footer(
+      "Among blocks with equally many steps, the default is the one with most distinct tokens.\n"
+      "Example: blockscope report run.h5 -o report.html --figures figures/");
   command->callback([flags] { run_report(*flags); });
 }
 

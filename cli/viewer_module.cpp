@@ -1,4 +1,4 @@
-// libblockscope_viewer.so: the command that needs a window system, behind one C entry point.
+// libblockscope_viewer.so: the command that needs a window system, with one C entry point.
 #include <CLI/CLI.hpp>
 
 #include "cli/environment.h"

@@ -22,7 +22,7 @@ int report(const std::string& message, int exit_code) {
   return exit_code;
 }
 
-/// `problem`: the system's words where an exception brought them.
+/// `problem`: the system's message, if an exception carried it.
 int finish_output(int exit_code, const std::string& problem = "") {
   const PrintedState printed = flush_standard_output();
   if (printed.whole || exit_code > 1) return exit_code;

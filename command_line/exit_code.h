@@ -1,5 +1,5 @@
-// How a command ends: what it throws becomes one line on stderr and an exit code. The binary and
-// its modules end their commands here.
+// How a command ends: an exception becomes one line on stderr and an exit code. The binary and its
+// modules end their commands with these functions.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -8,13 +8,13 @@
 
 namespace blockscope {
 
-/// Calls `run`, which parses argv with `app` and so runs the command: 0 done, 1 failed (also when
-/// what it printed could not be written), 2 usage, 128 + the signal that stopped it; 141, without a
-/// word, when nobody reads its output any more, as for programs that a broken pipe ends. `argv`
-/// names the command whose --help a message mentions.
+/// Calls `run`, which parses argv with `app` and so runs the command. Returns 0 if done, 1 if it
+/// failed or its output could not be written, 2 for wrong usage, 128 + n if signal n stopped it.
+/// Returns 141 without a message if nobody reads the output any more, as a broken pipe ends other
+/// programs. `argv` names the command whose --help a message mentions.
 int exit_code_of(CLI::App& app, int argc, char** argv, const std::function<void()>& run);
 
-/// What is wrong with an option, in the words of all commands.
+/// What is wrong with an option, worded the same way for all commands.
 std::string words_of(const CLI::ParseError& error);
 
 }  // namespace blockscope

@@ -14,9 +14,9 @@ namespace {
 using Handler = void (*)(int);
 
 constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGHUP};
-volatile std::sig_atomic_t received = 0;  // the one thing a handler may touch
+volatile std::sig_atomic_t received = 0;  // the only variable that a handler may touch
 
-/// Only calls that a handler may make: no buffer is flushed, no destructor runs.
+/// Makes only calls that a handler may make: no buffer is flushed, no destructor runs.
 [[noreturn]] void end_at_once(int signal, std::string_view message) {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, message.data(), message.size());
   ::_exit(128 + signal);
@@ -31,12 +31,13 @@ void end_after_outputs(int signal) { end_at_once(signal, "blockscope: stopped by
 void note_signal(int signal) {
   if (received != 0 && signal == SIGINT) {
     std::signal(SIGINT, SIG_DFL);
-    std::raise(SIGINT);  // blocked in here: ends the process when this handler returns
+    std::raise(SIGINT);  // blocked inside the handler: ends the process when the handler returns
   }
   received = signal;
 }
 
-/// What `signal` did before. nohup: the terminal may go, the run stays.
+/// Sets the handler and returns the earlier one. Under nohup SIGHUP stays ignored: the run goes on
+/// without its terminal.
 Handler handle(int signal, Handler handler) {
   const Handler before = std::signal(signal, handler);
   if (before == SIG_IGN && signal == SIGHUP) std::signal(signal, SIG_IGN);
@@ -52,7 +53,7 @@ void end_on_signals() {
 InterruptGuard::InterruptGuard() {
   received = 0;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    // Modules have a copy of this file each: the handler before is the binary's.
+    // Each module has its own copy of this file, so the earlier handler is the binary's.
     ended_before_[i] = handle(kSignals[i], note_signal) != SIG_DFL;
   }
 }

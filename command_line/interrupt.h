@@ -1,7 +1,7 @@
 // SIGINT, SIGTERM, SIGHUP (the terminal is gone; ignored under nohup) and SIGUSR1 (Slurm's warning
-// before the time limit) end a command with 128 + the signal and a line that says so. Before it
-// begins to write they end it at once; from then on they ask it to stop after the current step, and
-// a second SIGINT ends the process at once.
+// before the time limit) end a command. It prints a line and exits with 128 + the signal number.
+// Before the command begins to write, a signal ends it at once. Later, a signal asks it to stop
+// after the current step, and a second SIGINT ends the process at once.
 #pragma once
 
 #include <array>
@@ -9,11 +9,11 @@
 
 namespace blockscope {
 
-/// First thing in main: until a command has an InterruptGuard, nothing is open that would have to
-/// be removed, so a signal is told and ends the process.
+/// Called first in main. Until a command has an InterruptGuard, no open file needs to be removed,
+/// so a signal prints its line and ends the process.
 void end_on_signals();
 
-/// Notes signals instead, for as long as it lives. A command makes it before its first output.
+/// While it lives, signals are only noted. A command makes it before its first output.
 class InterruptGuard {
  public:
   InterruptGuard();
@@ -21,9 +21,9 @@ class InterruptGuard {
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
-  /// The signal that arrived, 0: none.
+  /// The signal that arrived; 0: none.
   static int signal();
-  /// Throws InterruptedError, with what became of the work, once a signal has arrived.
+  /// Throws InterruptedError once a signal has arrived. `outcome` says what became of the work.
   static void check(const std::string& outcome = "nothing was written");
 
  private:

@@ -108,7 +108,7 @@ void limit_help(CLI::App& command, int argc, const char* const* argv) {
   const bool asks = std::any_of(argv, argv + argc, [](std::string_view argument) {
     return argument == "--help" || argument == "-h";
   });
-  if (!asks) return;  // options without a group have no name in messages
+  if (!asks) return;  // an option with an empty group has no name in messages
   for (CLI::Option* option : others) option->group("");
   command.footer(fmt::format("{} less usual options: blockscope {} --help-all\n{}", others.size(),
                              command.get_name(), command.get_footer()));
@@ -156,7 +156,7 @@ void refuse_idle_beside(const CLI::App& command, const std::string& option,
                         const std::string& other) {
   if (command.get_option(other)->count() == 0 || command.get_option(option)->count() == 0) return;
   throw UsageError(
-      fmt::format("{}: does nothing beside {}. HINT: leave one of them out", option, other));
+      fmt::format("{}: does nothing together with {}. HINT: leave one of them out", option, other));
 }
 
 }  // namespace blockscope

@@ -1,5 +1,5 @@
-// How every command reads its options: one rule for whole numbers, one for reals, one for threads,
-// one for empty values, one for options that would do nothing.
+// The rules by which every command reads its options: whole numbers, reals, threads, empty values,
+// and options that would do nothing.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -12,47 +12,49 @@
 
 namespace blockscope {
 
-/// Most that a number can be where nothing smaller makes sense.
+/// The upper limit of numbers without a smaller one.
 inline constexpr std::uint64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
 inline constexpr double kAnyReal = std::numeric_limits<double>::infinity();
 
-/// Accepts a whole number in decimal digits from `least` to `most`, both included. (CLI11 takes -1
-/// for an unsigned number and turns it into another one.)
+/// Accepts a whole number in decimal digits from `least` to `most`, both included. (CLI11 alone
+/// accepts -1 for an unsigned number and wraps it around.)
 CLI::Validator whole_number(std::int64_t least, std::uint64_t most = kNoLimit);
 
-/// Accepts a finite decimal number from `least` to `most`; without `with_least` above `least`.
+/// Accepts a finite decimal number from `least` to `most`. Without `with_least` it must be above
+/// `least`.
 CLI::Validator real_number(double least, double most, bool with_least = true);
 
-/// Threads that an option may ask for: four for each core. More of them only wait for each other.
+/// The most threads that an option may ask for: four per core. More would only wait for each other.
 int most_threads();
 
 /// --threads, the same in every command: 0 (all cores) to most_threads().
 template <typename Count>
 CLI::Option* add_threads_option(CLI::App& command, Count& threads) {
-  return command.add_option("--threads", threads, "CPU threads (0: one for each core)")
+  return command
+      .add_option("--threads", threads, "Use this many CPU threads (0: one for each core)")
       ->check(whole_number(0, static_cast<std::uint64_t>(most_threads())))
       ->capture_default_str();
 }
 
-/// Throws UsageError for an argument that is there and empty (`--csv ""`, `--csv=`): a variable
-/// that a script did not set must not change what is meant.
+/// Throws UsageError for an empty argument (`--csv ""`, `--csv=`): a variable that a script did not
+/// set must not change the meaning of a command.
 void refuse_empty_values(int argc, const char* const* argv);
 
-/// Parses. Throws UsageError for a list separated by commas with nothing before, between or after
-/// them (`--metric recall,`), which CLI11 drops: a name that a script lost must not go unnoticed.
+/// Parses. Throws UsageError for a comma-separated list with an empty element (`--metric recall,`):
+/// a name that a script lost must not go unnoticed. CLI11 drops such elements.
 void parse_arguments(CLI::App& app, int argc, const char* const* argv);
 
-/// Puts options under a title of their own: --help leaves them out, --help-all has all of them.
+/// Puts options under a title of their own. --help leaves them out; --help-all shows them.
 void less_usual(CLI::App& command, const std::string& title,
                 std::initializer_list<const char*> options);
 
-/// Throws UsageError when `option` was given and does nothing, because `condition` ("--sweep") does
-/// not hold.
+/// Throws UsageError if `option` was given and `applies` is false. The message says that the option
+/// does nothing without `condition` ("--sweep").
 void refuse_idle(const CLI::App& command, const std::string& option, bool applies,
                  std::string_view condition);
 
-/// The same, because `other` was given, beside which `option` does nothing.
+/// Throws UsageError if both options were given, because `option` does nothing with `other`.
 void refuse_idle_beside(const CLI::App& command, const std::string& option,
                         const std::string& other);
 

@@ -1,5 +1,5 @@
-// A pass over traces on a terminal: rows and bytes per second, time left; Ctrl-C stops it, while
-// an InterruptGuard lives.
+// Progress of a pass over traces: rows and bytes per second, time left. While an InterruptGuard
+// lives, Ctrl-C stops the pass.
 #pragma once
 
 #include <chrono>
@@ -13,15 +13,15 @@ namespace blockscope {
 
 class PassProgress {
  public:
-  /// `row_bytes`: what a row costs to read, 0: unknown. Shows only on a terminal, and nothing when
-  /// `quiet`.
+  /// `row_bytes`: bytes to read per row; 0: unknown. Shows progress only on a terminal, and nothing
+  /// if `quiet`.
   PassProgress(bool quiet, std::size_t row_bytes);
 
   /// For PassOptions::progress: throws InterruptedError once a signal has arrived.
   std::function<bool(std::int64_t done, std::int64_t total)> callback();
   /// Removes the bar, so that results start on an empty line.
   void finish() { bar_.clear(); }
-  /// The same for another count than rows: "drawing: 3 of 12 figures".
+  /// Shows a count of something else than rows: "drawing: 3 of 12 figures".
   void show(std::size_t done, std::size_t total, const std::string& text);
 
  private:

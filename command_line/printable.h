@@ -1,4 +1,4 @@
-// Text from files, checkpoints and models on its way to a terminal.
+// Makes text from files, checkpoints and models safe for a terminal.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace blockscope {
 
-/// UTF-8 text without anything that steers a terminal: control characters (C0 except newline and
-/// tab, DEL, C1), and bytes that are no UTF-8, become \xNN.
+/// Replaces by \xNN what could steer a terminal: control characters (C0 except newline and tab,
+/// DEL, C1), and bytes that are not UTF-8.
 std::string printable(std::string_view text);
 
 }  // namespace blockscope

@@ -1,5 +1,5 @@
-// Progress of long work on stderr: a bar that redraws itself on a terminal, a plain line every few
-// seconds elsewhere, nothing with --quiet.
+// Progress of long work on stderr: a bar on a terminal, a plain line every few seconds elsewhere,
+// nothing with --quiet.
 #pragma once
 
 #include <chrono>

@@ -21,15 +21,15 @@ int lost_errno = 0;  // why a write to the standard output failed; stdio keeps o
 void take_standard_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;
-    // open() takes the lowest free descriptor, which is this one. The opposite mode for 0 and 1:
-    // reading from and writing to them must go on failing.
+    // open() takes the lowest free descriptor, which is this one. 0 and 1 get the opposite mode, so
+    // that reading from 0 and writing to 1 still fail.
     const int flags = descriptor == STDIN_FILENO    ? O_WRONLY
                       : descriptor == STDOUT_FILENO ? O_RDONLY
                                                     : O_WRONLY;
     if (::open("/dev/null", flags) != descriptor) ::_exit(1);  // no place to say why
   }
-  // Errors of the call instead of the end of the process: a broken pipe, and a file that grows
-  // beyond `ulimit -f`, which is a full disk to us.
+  // A broken pipe and a file that grows above `ulimit -f` become errors of the call. By default
+  // they would end the process.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
 }
@@ -51,7 +51,8 @@ PrintedState flush_standard_output() {
   errno = 0;
   if (std::fflush(stdout) != 0) lost_errno = errno;
   if (std::ferror(stdout) == 0 && lost_errno == 0) return {};
-  if (lost_errno == 0) {  // a write failed before, and stdio keeps only that it did: ask again
+  // stdio keeps only that an earlier write failed, not why: another write asks for the reason.
+  if (lost_errno == 0) {
     pollfd output{STDOUT_FILENO, POLLOUT, 0};
     const bool broken = ::poll(&output, 1, 0) > 0 && (output.revents & POLLERR) != 0;
     const char nothing = '\0';

@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-/// Hands lines on as printable() has them.
+/// Passes lines on through printable().
 class PrintableBuffer final : public std::streambuf {
  public:
   explicit PrintableBuffer(std::ostream& to) : to_(to) {}

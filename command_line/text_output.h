@@ -1,4 +1,4 @@
-// A text that a command writes: to a file, or, where its name is "-", to the standard output.
+// A text that a command writes to a file, or to the standard output if its name is "-".
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@ class TextOutput {
   TextOutput(CommandFiles& files, const std::string& path, bool replace);
 
   bool is_standard_output() const { return !file_; }
-  /// Into the file, which appears at commit(); or prints at once, to a terminal without control
-  /// characters (a pipe gets the bytes as they are). Throws Error when a file can't be written.
+  /// Writes into the file, which appears at commit(), or prints at once. A terminal gets no control
+  /// characters; a pipe gets the bytes unchanged. Throws Error if a file can't be written.
   void write(const std::function<void(std::ostream&)>& writer);
   void write(const std::string& text);
   void commit();

@@ -10,7 +10,8 @@ namespace blockscope {
 
 std::string instruction_set() { return best_tile_kernels().name; }
 
-// blockscope.ops looks for it in the file, before a torch of another version loads the library.
+// blockscope.ops searches the file for this text before a torch of another version loads the
+// library.
 [[gnu::used]] extern const char kBuiltWithTorch[] = "blockscope-kernels torch=" TORCH_VERSION ";";
 
 namespace meta {

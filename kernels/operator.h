@@ -1,5 +1,5 @@
-// What torch's dispatcher knows of an operator: its schema, its function and its Meta function. The
-// file that implements the operator states the three once, in a TORCH_LIBRARY_FRAGMENT.
+// Registers an operator with torch's dispatcher: its schema, its function and its Meta function.
+// The file that implements the operator defines the three once, in a TORCH_LIBRARY_FRAGMENT.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,14 +12,14 @@
 
 namespace blockscope {
 
-/// torch.ops.blockscope.<name>, on CPU and CUDA: `function` looks at the device itself, and its
-/// results never alias its arguments. `meta` computes shapes and dtypes alone, with symbolic sizes,
-/// so that torch.compile and FakeTensor can trace calls. Both take the types of the schema, and
-/// several results are a tuple.
+/// Defines torch.ops.blockscope.<name> for CPU and CUDA. `function` handles the device itself, and
+/// its results never alias its arguments. `meta` computes only shapes and dtypes, with symbolic
+/// sizes, so torch.compile and FakeTensor can trace calls. Both take the types of the schema and
+/// return several results as a tuple.
 template <class Function, class Meta>
 void define_operator(torch::Library& library, const std::string& schema, Function function,
                      Meta meta) {
-  // Inductor must keep strides: kernels read rows whose last dimension is contiguous.
+  // Inductor must keep strides, because kernels need a contiguous last dimension.
   library.def(schema.c_str(), {at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides});
   const std::string name = schema.substr(0, schema.find('('));
   library.impl(name.c_str(), c10::DispatchKey::CPU, function);
@@ -29,7 +29,7 @@ void define_operator(torch::Library& library, const std::string& schema, Functio
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Tensors of one device without data.
+// Tensors without data, on the device of `like` or `x`.
 namespace meta {
 
 using Shape = std::vector<c10::SymInt>;

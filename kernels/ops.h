@@ -1,25 +1,32 @@
-// The attention operators of Blockscope: plain C++ functions over torch tensors. The same functions
-// are registered as torch custom operators: blockscope.ops (Python) loads libblockscope_kernels.so
-// and adds names, defaults and gradients; torch.ops.blockscope.<name> takes the same arguments as
-// here and gives the members of the result structs as a tuple, in the order of their declaration.
+// The attention operators of Blockscope: C++ functions over torch tensors. They are also registered
+// as torch custom operators. torch.ops.blockscope.<name> takes the same arguments and returns the
+// members of the result struct as a tuple, in the order of declaration. blockscope.ops (Python)
+// loads libblockscope_kernels.so and adds names, defaults and gradients.
 //
 // Dimension names: S sequences, H query heads, K KV heads (H = K * G; query head h reads KV head
 // h / G), T query tokens, B block_length, N capacity of the external cache, D head_dim.
-// q, k, v share one dtype: float32, float16 or bfloat16. They may be strided views: only the last
-// dimension must be contiguous. Products are accumulated in float32; every lse is float32 and the
+//
+// q, k, v share one dtype: float32, float16 or bfloat16. They may be strided views, but the last
+// dimension must be contiguous. Products are accumulated in float32. Every lse is float32 and the
 // natural logarithm of sum(exp(q . k * scale)).
 //
-// Empty sides: no keys, or only -inf scores, give output 0 and lse -inf, and a merge with such a
-// side returns the other side bit for bit. NaN in a query gives NaN in that row (query head and
-// token) only, NaN in a key in the rows that see it. NaN or infinity in channel d of a value gives
-// one of them in channel d of the rows that see it, and in prefill_attention also of rows before
-// it: a row that doesn't see a key weighs its value with 0, and up to 128 rows of a KV head walk
-// the keys together. Results depend on the instruction set, never on the number of threads or on
-// the other sequences of the batch.
-// Tolerance against float64: lse 2e-5 * max(1, max |score|), float32 outputs 2e-5 * max |v| *
-// max(1, max |score|); an `out` in bfloat16 / float16 is the float32 result rounded once. On the
-// instruction set "amx_bf16" products of a weight and a bfloat16 value below 2^-126 are 0.
-// Wrong shape, dtype, device, layout or length throws c10::Error naming the tensor.
+// Empty sides: without keys, or with only -inf scores, the output is 0 and the lse is -inf. A merge
+// with such a side returns the other side bit for bit.
+//
+// NaN in a query gives NaN only in its row (query head and token). NaN in a key gives NaN in the
+// rows that see the key. NaN or infinity in channel d of a value gives NaN or infinity in channel d
+// of the rows that see the value. In prefill_attention, it also reaches earlier rows: up to 128
+// rows of a KV head walk the keys together, and a row multiplies the values of keys that it doesn't
+// see with 0.
+//
+// Results depend on the instruction set, but never on the number of threads or the other sequences
+// of the batch.
+//
+// Tolerance against float64: lse 2e-5 * max(1, max |score|); float32 outputs 2e-5 * max |v| *
+// max(1, max |score|). An `out` in bfloat16 or float16 is the float32 result rounded once. With the
+// instruction set "amx_bf16", products of a weight and a bfloat16 value below 2^-126 are 0.
+//
+// A wrong shape, dtype, device, layout or length throws c10::Error with the name of the tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,44 +38,44 @@
 namespace blockscope {
 
 struct SplitAttention {
-  at::Tensor out;           // [S, H, T, D] dtype of q, stored [S, T, H, D]: over all the keys
-  at::Tensor external;      // [S, H, T, D] float32: A_out, over the external keys alone
+  at::Tensor out;           // [S, H, T, D] dtype of q, stored [S, T, H, D]: over all keys
+  at::Tensor external;      // [S, H, T, D] float32: A_out, only over the external keys
   at::Tensor lse_external;  // [S, H, T] float32: L_out
-  at::Tensor internal;      // [S, H, T, D] float32: A_in, over the internal keys alone
+  at::Tensor internal;      // [S, H, T, D] float32: A_in, only over the internal keys
   at::Tensor lse_internal;  // [S, H, T] float32: L_in
 };
 
-// What an exact step weighed its external keys with, before it knew their sum: under any lse,
-// weight * exp(max - lse) is the probability of a key. Tiles of 64 keys; row g * T + t of a KV
-// head.
+// The unnormalised weights of the external keys at an exact step. For any lse, weight * exp(max -
+// lse) is the probability of a key. Tiles have 64 keys; a KV head has the rows g * T + t.
 struct ExternalWeights {
-  at::Tensor weight;  // [S, K, ceil(N / 64), G * T, 64] float32: exp(q . k * scale - max); nothing
-                      // is written behind ext_len[s]
+  at::Tensor weight;  // [S, K, ceil(N / 64), G * T, 64] float32: exp(q . k * scale - max); not
+                      // written from key ext_len[s] on
   at::Tensor max;     // [S, K, ceil(N / 64), G * T] float32
   bool defined() const { return weight.defined(); }
 };
 
 // Attention split at the block boundary (FlashBlock, arXiv 2602.05305, eqs. 3-7), in one pass over
-// the keys: external keys first, then a fresh accumulator for the internal ones; no subtraction.
+// the keys. The external keys come first; the internal keys have a new accumulator. Nothing is
+// subtracted.
 //   q [S, H, T, D]; k_ext, v_ext [S, K, N, D]; ext_len [S] int64 on the CPU, 0 <= ext_len <= N;
 //   k_in, v_in [S, K, T_in, D]. Every query sees the first ext_len[s] external keys and all T_in
-//   internal keys; nothing behind ext_len[s] is read.
-//   kept (may be null; C++ only): gets the weights, which topk_sets chooses from without a second
-//   walk over the keys. Stays undefined on a GPU: writing them would take longer than the walk.
+//   internal keys; keys from ext_len[s] on are not read.
+//   kept (may be null; C++ only): receives the weights, so that topk_sets needs no second walk over
+//   the keys. It stays undefined on a GPU, where writing the weights takes longer than a walk.
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                ExternalWeights* kept = nullptr);
 
-// With the external pair that was used.
+// The external pair is the one that was used, from this or an earlier step.
 struct SourcedAttention : SplitAttention {
   at::Tensor keys_read;  // [S, K] int64: external keys read
 };
 
-// split_attention in which the external pair of some query heads is taken from an earlier step
-// (FlashBlock section 4.2): O(T * T_in) for those heads; a KV head's prefix is read only if one of
-// its query heads needs it, and keys_read is 0 elsewhere. With an all-false mask: bit for bit
-// split_attention.
+// split_attention in which some query heads take their external pair from an earlier step
+// (FlashBlock, section 4.2). These heads cost O(T * T_in). A KV head's prefix is read only if one
+// of its query heads needs it; else its keys_read is 0. With an all-false mask, the result equals
+// split_attention bit for bit.
 //   cached_external [S, H, T, D] and cached_lse [S, H, T], float32 (may be undefined if no head
 //   reuses); reuse_mask [H] or [S, H] bool on the CPU.
 SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
@@ -77,15 +84,14 @@ SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                  const at::Tensor& cached_external, const at::Tensor& cached_lse,
                                  const at::Tensor& reuse_mask, double scale);
 
-// split_attention over a selection of the external keys (MAGE, algorithm 1, phase 2): every query
-// of a KV head sees the keys of its set and all internal keys; nothing else is read.
-//   index [S, K, k] int32, in any order, each -1 (none) or in [0, ext_len[s]), no key twice;
-//   dense [S] bool on the CPU (may be undefined): sequences that read their whole prefix, whatever
-//   their index holds.
-//   residual [S, H, T, D] and lse_residual [S, H, T] float32 (may be undefined): attention over
-//   keys outside the set, taken at an earlier step; merged into `out` as a third part (FlashBlock,
-//   appendix D). lse -inf: none.
-// A set that holds the whole prefix gives split_attention bit for bit.
+// split_attention over a selection of the external keys (MAGE, algorithm 1, phase 2). Every query
+// of a KV head sees the keys of its set and all internal keys. Nothing else is read.
+//   index [S, K, k] int32, in any order: each -1 (none) or in [0, ext_len[s]), and no key twice.
+//   dense [S] bool on the CPU (may be undefined): sequences that read their whole prefix; their
+//   index is ignored. residual [S, H, T, D] and lse_residual [S, H, T] float32 (may be undefined):
+//   attention over keys outside the set, taken at an earlier step. It is merged into `out` as a
+//   third part (FlashBlock, appendix D). lse -inf: no residual.
+// A set with the whole prefix gives the result of split_attention bit for bit.
 SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                   const at::Tensor& v_ext, const at::Tensor& ext_len,
                                   const at::Tensor& index, const at::Tensor& k_in,
@@ -98,16 +104,17 @@ struct PartialAttention {
   at::Tensor lse;     // [S, H, T] float32
 };
 
-// Attention over the external keys that are not in the set: the residual that gather_attention
-// takes at later steps. `index` as there. Never by subtraction: the keys are read.
+// Attention over the external keys outside the set: the residual for gather_attention at later
+// steps. `index` is as in gather_attention. It reads these keys and never subtracts.
 PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                       const at::Tensor& v_ext, const at::Tensor& ext_len,
                                       const at::Tensor& index, double scale);
 
-// Block-causal attention over a sequence's own keys: the query at position p = query_start + t sees
-// keys [0, min(len[s], (p / block_length + 1) * block_length)); block_length 1 is causal.
+// Block-causal attention over a sequence's own keys. The query at position p = query_start + t sees
+// the keys [0, min(len[s], (p / block_length + 1) * block_length)). block_length 1 is causal
+// attention.
 //   q [S, H, T, D]; k, v [S, K, N, D]; len [S] int64 on the CPU, 0 <= len <= N.
-//   Returns out [S, H, T, D], dtype of q. Rows that see no key are 0.
+//   Returns out [S, H, T, D] in the dtype of q. Rows that see no key are 0.
 at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& len, int64_t block_length, double scale,
                              int64_t query_start = 0);
@@ -117,10 +124,10 @@ struct MergedAttention {
   at::Tensor lse;  // [...] float32
 };
 
-// Merges attention over disjoint key sets (FlashBlock eqs. 8-9, for any number of parts):
-// lse = log sum exp(lse_i), out = sum exp(lse_i - lse) out_i, the largest lse subtracted first.
-// At least one part; outputs[i] [..., D] of one dtype, lses[i] [...] float32. A part whose lse is
-// -inf is skipped, whatever its output holds.
+// Merges attention over disjoint key sets (FlashBlock eqs. 8-9, for any number of parts): lse = log
+// sum exp(lse_i), out = sum exp(lse_i - lse) out_i. The largest lse is subtracted first. There must
+// be at least one part; outputs[i] [..., D] of one dtype, lses[i] [...] float32. A part with lse
+// -inf is skipped, whatever its output is.
 MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
                                 const std::vector<at::Tensor>& lses);
 
@@ -130,9 +137,9 @@ struct TopK {
 };
 
 // The k external keys with the largest mean softmax probability over the G * T queries of a KV head
-// (MAGE eqs. 2-3): mean over queries of exp(q . k * scale - lse). Streams the keys: O(N) memory per
-// KV head. `lse` [S, H, T] float32 is the normaliser: lse_external (the prefix alone) or the merged
-// lse (prefix + block). k > 0. NaN probabilities rank last.
+// (MAGE, eqs. 2-3): the mean over queries of exp(q . k * scale - lse). It streams the keys and
+// needs O(N) memory per KV head. `lse` [S, H, T] float32 is the normaliser: lse_external (only the
+// prefix) or the merged lse (prefix and block). k > 0. NaN probabilities rank last.
 TopK block_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                 const at::Tensor& lse, int64_t k, double scale);
 
@@ -142,54 +149,55 @@ struct TokenTopK {
   at::Tensor union_size;   // [S, K] int32: distinct positions in the T sets
 };
 
-// block_topk for each query token alone; the same order, padding and normaliser.
+// block_topk for each query token separately, with the same order, padding and normaliser.
 TokenTopK token_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                      const at::Tensor& lse, int64_t k, double scale);
 
 struct TopKSets {
-  at::Tensor index;              // [S, K, k] as block_topk
+  at::Tensor index;              // [S, K, k] as in block_topk
   at::Tensor probability;        // [S, K, k]
-  at::Tensor union_size;         // [S, K] int32, as token_topk
-  at::Tensor token_index;        // [S, K, T, k] as token_topk; undefined without `with_tokens`
+  at::Tensor union_size;         // [S, K] int32, as in token_topk
+  at::Tensor token_index;        // [S, K, T, k] as in token_topk; undefined without `with_tokens`
   at::Tensor token_probability;  // [S, K, T, k]
 };
 
-// block_topk and token_topk in one walk over the keys; cheaper still without the tokens' own sets.
-// C++ only: the registered operators can't leave results out.
+// block_topk and token_topk in one walk over the keys. Even cheaper without the tokens' own sets.
+// C++ only, because registered operators can't leave results out.
 TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                    const at::Tensor& lse, int64_t k, double scale, bool with_tokens);
 
-// The same of the weights that split_attention kept of q and k_ext, whose keys are not read again.
+// The same, from the weights that split_attention kept; the keys are not read again.
 TopKSets topk_sets(const ExternalWeights& kept, const at::Tensor& ext_len, const at::Tensor& lse,
                    int64_t k, bool with_tokens);
 
 struct PageBounds {
   at::Tensor max;  // [S, K, P, D] dtype of k_ext: the largest value of each channel in a page,
-  at::Tensor min;  // [S, K, P, D]                 and the least; 0 in pages behind ext_len[s]
+  at::Tensor min;  // [S, K, P, D]                 and the smallest; 0 in pages after ext_len[s]
 };
 
-// Channel-wise bounds of pages of `page_size` keys (Quest, arXiv 2406.10774, section 3.3); P =
-// ceil(N / page_size), the last page of a sequence may hold fewer keys. Keys never change once they
-// are committed, so a caller that keeps bounds only asks for pages from the last short one on.
+// Channel-wise bounds of pages of `page_size` keys (Quest, arXiv 2406.10774, section 3.3). P =
+// ceil(N / page_size); the last page of a sequence may hold fewer keys. Committed keys never
+// change, so a caller that keeps bounds needs only the pages from the last short one on.
 PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64_t page_size);
 
 // Upper bounds of the scores in a page, [S, K, P] float32: the mean over the G * T queries of a KV
-// head of sum_d max(q_d * max_d, q_d * min_d); not multiplied by the softmax scale. -inf in pages
-// behind ceil(ext_len[s] / page_size). With q = q+ + q- (its positive and negative part) the sum is
-// q+ . max + q- . min, linear in both parts: the mean over queries costs one query per page.
+// head of sum_d max(q_d * max_d, q_d * min_d), without the softmax scale. -inf in pages after
+// ceil(ext_len[s] / page_size). With q = q+ + q- (its positive and negative parts), the sum is q+ .
+// max + q- . min, which is linear in both parts. The mean over queries therefore costs one query
+// per page.
 at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::Tensor& ext_len,
                        int64_t page_size);
 
-// The same for each query token alone, [S, K, T, P]: mean over its G queries.
+// The same for each query token separately, [S, K, T, P]: the mean over its G queries.
 at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
                              const at::Tensor& ext_len, int64_t page_size);
 
-// cos[...] float32 between a[..., D] and b[..., D] of one shape and dtype, accumulated in double.
-// 0 where either vector is exactly zero (an empty prefix has A_out = 0); NaN stays NaN.
+// cos[...] float32 between a[..., D] and b[..., D] of one shape and dtype, accumulated in double. 0
+// if a vector is exactly zero (an empty prefix has A_out = 0). NaN stays NaN.
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b);
 
-// The operators with kernels for devices: device_operators.h and fallback_operators.h declare them
-// from this list.
+// The operators that have kernels for devices. device_operators.h and fallback_operators.h declare
+// them from this list.
 #define BLOCKSCOPE_OPERATORS(OPERATOR) \
   OPERATOR(split_attention)            \
   OPERATOR(reuse_attention)            \
@@ -204,7 +212,7 @@ at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b);
   OPERATOR(token_page_scores)          \
   OPERATOR(cross_step_similarity)
 
-// While it lives, the operators called on this thread run on this thread alone.
+// While one lives, operators that this thread calls run only on this thread.
 class SerialScope {
  public:
   SerialScope();
@@ -216,10 +224,9 @@ class SerialScope {
   bool before_;
 };
 
-// While one lives, gather_attention and unselected_attention calls of this thread on a device other
-// than the CPU don't wait for its verdict on the positions of their sets: those that they would
-// refuse are left out. For sets that come from these operators. On the CPU they are checked all the
-// same.
+// While one lives, this thread's gather_attention and unselected_attention calls on a device don't
+// wait for the check of the positions. Positions that the check would refuse are ignored. Use it
+// for sets that come from these operators. On the CPU, sets are always checked.
 class TrustedSetsScope {
  public:
   TrustedSetsScope();
@@ -231,8 +238,8 @@ class TrustedSetsScope {
   bool before_;
 };
 
-// The instruction set the operators use here: "amx_bf16", "avx512_bf16", "avx512", "avx2" or
-// "baseline".
+// The instruction set that the operators use on this machine: "amx_bf16", "avx512_bf16", "avx512",
+// "avx2" or "baseline".
 std::string instruction_set();
 
 }  // namespace blockscope

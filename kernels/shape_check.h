@@ -1,4 +1,5 @@
-// Checks of operator arguments. Each throws c10::Error with where, expected, got and what to do.
+// Checks of operator arguments. Each throws c10::Error with the place, the expected and the found
+// value, and what to do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,24 +9,25 @@
 
 namespace blockscope {
 
-// `expected` sizes; -1 accepts any size. `op` and `name` go into the message.
+// Checks for the `expected` sizes; -1 accepts any size. `op` and `name` are for the message.
 void check_shape(const char* op, const char* name, const at::Tensor& tensor,
                  at::IntArrayRef expected);
 
-// A defined tensor of this dtype on this device.
+// Checks for a defined tensor of this dtype on this device.
 void check_tensor(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
                   at::Device device);
 void check_cpu(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype);
 
-// check_tensor, a contiguous last dimension and, for q, one of the three float dtypes.
+// Like check_tensor, and the last dimension must be contiguous. q must have one of the three float
+// dtypes.
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
                    at::Device device = at::kCPU);
 void check_query(const char* op, const at::Tensor& q, at::Device device = at::kCPU);
 
-// The operators of row_ops.h. Rows: up to 4 dimensions, one of the three float dtypes, on the
-// device of the operator's first tensor.
+// For the operators of row_ops.h. Rows have up to 4 dimensions and one of the three float dtypes,
+// and are on the device of the operator's first tensor.
 void check_rows(const char* op, const char* name, const at::Tensor& x);
-// y: rows like x.
+// y must be rows like x.
 void check_rows_like(const char* op, const char* name, const at::Tensor& y, const at::Tensor& x);
 // The weight [W] of a norm over the rows of x.
 void check_norm_weight(const char* op, const at::Tensor& weight, const at::Tensor& x);
@@ -49,20 +51,20 @@ AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* 
                                const at::Tensor& keys, const char* value_name,
                                const at::Tensor* values, at::Device device = at::kCPU);
 
-// The arguments of split_attention: check_attention, and k_in, v_in [S, K, T_in, D].
+// Checks the arguments of split_attention: like check_attention, and k_in, v_in [S, K, T_in, D].
 AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
                                      const at::Tensor& v_ext, const at::Tensor& k_in,
                                      const at::Tensor& v_in, at::Device device = at::kCPU);
 
-// reuse_attention's mask, [H] or [S, H] bool on the CPU, as flags [S * H].
+// Checks reuse_attention's mask, [H] or [S, H] bool on the CPU, and returns flags [S * H].
 std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
                                    const AttentionSizes& sizes);
 
-// merge_attention's parts, on the device of the first.
+// Checks merge_attention's parts, which must be on the device of the first.
 void check_merge_parts(const char* op, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& lses);
 
-// The lengths [S] int64, each in [0, capacity].
+// Checks lengths [S] int64, each in [0, capacity], and returns them.
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
                                    int64_t sequences, int64_t capacity);
 

@@ -1,6 +1,6 @@
-// What a recorder outside this library (Python's, blockscope.record) asks of a step, as torch
-// operators: the functions that the runtime's own recorder calls, on tensors of the CPU. Not
-// differentiable. A wrong shape, dtype or layout throws c10::Error.
+// Torch operators for a recorder outside this library (blockscope.record in Python): the functions
+// that the runtime's own recorder calls, on tensors of the CPU. They are not differentiable. A
+// wrong shape, dtype or layout throws c10::Error.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,22 +16,22 @@ namespace blockscope {
 
 struct SplitAttentionSets {
   SplitAttention split;
-  TopKSets sets;  // without the tokens' own
+  TopKSets sets;  // without the tokens' own sets
 };
 
-/// split_attention and, of the weights that it saw, the sets of topk_sets: index and probability
-/// [S, K, set_size], union_size [S, K]. with_block: normalised over all keys, not the external
-/// alone.
+/// split_attention, and the sets of topk_sets from its weights: index and probability [S, K,
+/// set_size], union_size [S, K]. with_block: normalises over all keys, not only the external ones.
 SplitAttentionSets split_attention_sets(const at::Tensor& q, const at::Tensor& k_ext,
                                         const at::Tensor& v_ext, const at::Tensor& ext_len,
                                         const at::Tensor& k_in, const at::Tensor& v_in,
                                         double scale, int64_t set_size, bool with_block);
 
-/// layer_statistics (step_statistics.h) of sequence `row`, without queries. internal [S, H, B, D]
-/// with its lse [S, H, B]; external alike, none without a prefix; the last step's outputs, or none;
-/// each source with its lse, none without a prefix: float32 contiguous, on the CPU ->
-/// external_mass [H], similarity_external [H], similarity_internal [H], empty where one of both is
-/// missing, and errors [source, H, 4] (e^2, |e|, reference^2, dot product), float32.
+/// layer_statistics (step_statistics.h) of sequence `row`, without queries. All inputs are
+/// contiguous float32 on the CPU. internal [S, H, B, D] and lse_internal [S, H, B]. external and
+/// lse_external alike; none without a prefix. The previous step's outputs, or none. Each source
+/// with its lse; none without a prefix. -> external_mass [H], similarity_external [H],
+/// similarity_internal [H], each empty if an input is missing, and errors [source, H, 4] (e^2, |e|,
+/// reference^2, dot product); all float32.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> step_statistics(
     const std::optional<at::Tensor>& external, const std::optional<at::Tensor>& lse_external,
     const at::Tensor& internal, const at::Tensor& lse_internal,
@@ -47,8 +47,8 @@ std::tuple<at::Tensor, at::Tensor> step_gaps(const at::Tensor& x, const at::Tens
 /// log(sum(exp(x))) of each row of x [R, V] -> [R] float64.
 at::Tensor row_log_sum_exp(const at::Tensor& x);
 
-/// KL(first || now) of each row in nats -> [R] float32; first, now [R, V] of one type, first_lse
-/// [R] of row_log_sum_exp. Rows that aren't `wanted` [R] bool give NaN.
+/// KL(first || now) of each row in nats -> [R] float32. first, now [R, V] of one type; first_lse
+/// [R] from row_log_sum_exp. Rows that aren't `wanted` ([R] bool) give NaN.
 at::Tensor row_divergence(const at::Tensor& first, const at::Tensor& first_lse,
                           const at::Tensor& now, const at::Tensor& wanted);
 

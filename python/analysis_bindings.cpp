@@ -1,4 +1,4 @@
-// analyze(), compare_backbone() and matrix(): the passes of analysis/ with the choices of
+// analyze(), compare_backbone() and matrix(): the passes of analysis/ with the options of
 // `blockscope analyze`, its --backbone and its --matrix.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,7 +24,7 @@ using Indices = std::optional<std::vector<std::int64_t>>;
 
 struct AnalyzeRequest {
   std::vector<std::string> traces;
-  std::vector<std::string> metrics;  ///< empty: all that are on by default and that the traces give
+  std::vector<std::string> metrics;  ///< empty: all default metrics that the traces can give
   Indices layers, heads, steps, blocks, sequences;
   std::vector<std::string> by;
   MetricOptions metric_options;
@@ -39,7 +39,7 @@ struct AnalyzeAnswer {
   std::vector<UnavailableMetric> unavailable;
 };
 
-/// Ascending and distinct, each one of `there`.
+/// Returns the wanted indices, ascending and distinct. Each must be in `there`.
 void check_indices(const char* name, const Indices& wanted,
                    const std::vector<std::int64_t>& there) {
   if (!wanted) return;
@@ -102,7 +102,8 @@ void keep(const char* name, const std::string& axis, const Indices& wanted,
                                fmt::join(outcome.there, ",")));
 }
 
-/// Means over all places but those of `by`, weighted by terms; arrays without these axes go.
+/// Means over all places except those of `by`, weighted by terms. Arrays without these axes are
+/// dropped.
 void reduce(std::vector<MetricResult>& results, const std::vector<std::string>& by) {
   if (by.empty()) return;
   for (MetricResult& result : results) {
@@ -110,7 +111,7 @@ void reduce(std::vector<MetricResult>& results, const std::vector<std::string>& 
       return !std::ranges::all_of(by, [&](const auto& axis) { return array.has_axis(axis); });
     });
     for (ResultArray& array : result.arrays) {
-      if (array.terms.empty()) continue;  // counts, which have no mean
+      if (array.terms.empty()) continue;  // counts have no mean
       std::vector<std::string> kept = by;
       for (const ResultAxis& axis : array.axes) {
         const bool named = std::ranges::find(by, axis.name) != by.end();
@@ -149,7 +150,7 @@ std::vector<MetricResult> measure(const TraceGroup& traces,
   return run_pass(traces, metrics, options);
 }
 
-/// What every answer says of the traces it is of.
+/// Adds the facts about the traces that every answer has.
 AnalyzeAnswer answer_about(const TraceGroup& traces) {
   AnalyzeAnswer answer;
   for (std::size_t i = 0; i < traces.size(); ++i) {
@@ -159,7 +160,7 @@ AnalyzeAnswer answer_about(const TraceGroup& traces) {
   return answer;
 }
 
-/// The choices that a pass takes, checked against what the traces have.
+/// The options of a pass, checked against the contents of the traces.
 PassOptions pass_options(const TraceGroup& traces, const AnalyzeRequest& request) {
   check_indices("layers", request.layers, traces.shape().layers);
   check_indices("heads", request.heads, traces.shape().heads);
@@ -172,7 +173,7 @@ PassOptions pass_options(const TraceGroup& traces, const AnalyzeRequest& request
   return options;
 }
 
-/// The steps and heads of what a pass found.
+/// Selects the steps and heads in the results of a pass.
 void narrow(const AnalyzeRequest& request, const TraceShape& shape,
             std::vector<MetricResult>& results) {
   keep("steps", "step", request.steps, results);
@@ -187,7 +188,7 @@ AnalyzeAnswer analyze(const AnalyzeRequest& request, PythonProgress& progress) {
   PassOptions options = pass_options(traces, request);
   AnalyzeAnswer answer = answer_about(traces);
   const auto infos = choose(traces, request, answer);
-  // Over no step at all the results have their axes already: mistakes are told before a long pass.
+  // Results over no step already have their axes, so mistakes are reported before a long pass.
   PassOptions nothing;
   nothing.rows.sequences = std::vector<std::int64_t>{};
   const std::vector<MetricResult> empty = measure(traces, infos, request, nothing);

@@ -1,6 +1,6 @@
-// What the files of the extension module `blockscope._core` share. The module is thin: it hands
-// over bytes, numbers, lists and dictionaries; python/blockscope/*.py makes of them what people
-// see. Paths and texts cross as bytes, because neither has to be UTF-8.
+// Shared parts of the extension module `blockscope._core`. The module only passes bytes, numbers,
+// lists and dictionaries. python/blockscope/*.py turns them into the public API. Paths and texts
+// are passed as bytes, because they may not be UTF-8.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -30,12 +30,13 @@ void bind_figures(nb::module_& module);
 void bind_report(nb::module_& module);
 void bind_record(nb::module_& module);
 
-/// Readers are not thread-safe and share HDF5's one lock: one thread of the process reads at a
-/// time. Recursive, because a progress function may use a trace.
+/// Readers are not thread-safe and share HDF5's one lock, so only one thread of the process reads
+/// at a time. The lock is recursive, because a progress function may use a trace.
 std::recursive_mutex& reader_lock();
 
-/// Runs `work` with the reader's lock and without Python's: other threads of Python go on. Nothing
-/// waits for the reader's lock while it holds Python's, so that the two can't block each other.
+/// Runs `work` with the reader's lock and without Python's, so other Python threads continue.
+/// Nothing waits for the reader's lock while it holds Python's, so the two locks can't block each
+/// other.
 template <typename Work>
 auto without_gil(Work&& work) {
   const nb::gil_scoped_release release;
@@ -43,17 +44,17 @@ auto without_gil(Work&& work) {
   return std::forward<Work>(work)();
 }
 
-/// With the reader's lock, before anything is opened: closes what this process has open of traces
-/// that were still being written; each opens again when it is used. HDF5 keeps what it knows of a
-/// dataset for as long as anybody has it open, so that a second view of a file that grows would see
-/// old lengths beside new counts.
+/// Closes all traces of this process that were still being written; each opens again when it is
+/// used. Call it with the reader's lock, before anything is opened. HDF5 keeps the properties of a
+/// dataset while it is open, so a second view of a growing file would see old lengths together with
+/// new counts.
 void close_unfinished();
 
 inline std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 std::vector<std::string> to_strings(const std::vector<nb::bytes>& paths);
 inline nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
-/// The values as a bytearray: numpy.frombuffer makes a writable array of it.
+/// The values as a bytearray, from which numpy.frombuffer makes a writable array.
 template <typename Value>
 nb::bytearray to_bytearray(std::span<const Value> values) {
   return nb::bytearray(values.data(), values.size_bytes());
@@ -63,15 +64,15 @@ nb::bytearray to_bytearray(const std::vector<Value>& values) {
   return to_bytearray(std::span<const Value>(values));
 }
 
-/// Lets a pass call a Python function, at most ten times a second. What the function raises, and
-/// Ctrl-C in the main thread, end the pass and come out of run_shown().
+/// Lets a pass call a Python function, at most ten times a second. An exception of the function, or
+/// Ctrl-C in the main thread, ends the pass and is raised by run_shown().
 class PythonProgress {
  public:
   /// `function(done, total)` or None.
   explicit PythonProgress(nb::object function) : function_(std::move(function)) {}
-  /// For PassOptions::progress: called without Python's lock.
+  /// For PassOptions::progress; called without Python's lock.
   std::function<bool(std::int64_t, std::int64_t)> callback();
-  /// With Python's lock: throws what ended the pass, if it was Python.
+  /// Throws the exception that ended the pass, if it came from Python. Call it with Python's lock.
   void rethrow();
 
  private:
@@ -82,7 +83,7 @@ class PythonProgress {
   Clock::time_point last_ = Clock::now();
 };
 
-/// without_gil() for work that reports to `progress`.
+/// Like without_gil(), for work that reports to `progress`.
 template <typename Work>
 auto run_shown(PythonProgress& progress, Work&& work) {
   try {

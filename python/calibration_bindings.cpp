@@ -8,7 +8,7 @@
 namespace blockscope::python {
 namespace {
 
-/// The calibration file's text, and what a person must know before using it.
+/// The calibration file's text, and warnings for its user.
 nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<double> gamma,
                           std::optional<double> saving, std::optional<double> max_error,
                           std::int64_t tau, const std::string& granularity, bool from_summary,
@@ -38,7 +38,7 @@ nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<do
     const CalibrationSums sums = accumulate_calibration(group, options);
     const Calibration chosen = choose(sums, request);
     std::string json = to_json(to_reuse_file(sums, chosen));
-    parse_reuse_file(json, "calibration");  // as its readers will
+    parse_reuse_file(json, "calibration");  // check it like its readers
     return std::pair(std::move(json), warnings_of(chosen));
   });
   return nb::make_tuple(to_bytes(text), warnings);

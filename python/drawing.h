@@ -1,4 +1,4 @@
-// What report() and figures() share: drawing, and handing the drawings over.
+// Shared parts of report() and figures(): drawing, and returning the drawings to Python.
 #pragma once
 
 #include <vector>
@@ -8,11 +8,11 @@
 
 namespace blockscope::python {
 
-/// As SVG, without Python's lock; Ctrl-C meanwhile comes out as KeyboardInterrupt.
+/// Draws SVG without Python's lock. Ctrl-C raises KeyboardInterrupt.
 std::vector<RenderedFigure> render(const Gnuplot& drawer, const std::vector<Figure>& drawings,
                                    std::size_t threads);
 
-/// name, title, caption and SVG of each.
+/// Name, title, caption and SVG of each drawing.
 nb::list to_list(const std::vector<Figure>& drawings, const std::vector<RenderedFigure>& rendered);
 
 }  // namespace blockscope::python

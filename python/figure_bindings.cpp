@@ -1,4 +1,4 @@
-// figures(): the drawings of one result, as the report has them.
+// figures(): the drawings of one result, as in the report.
 #include <cstring>
 
 #include "analysis/figures/figures.h"
@@ -48,7 +48,7 @@ MetricResult to_result(const nb::dict& item) {
   return result;
 }
 
-/// The drawings that there are of this metric; none of some.
+/// The drawings of this metric; some metrics have none.
 std::vector<Figure> figures_of(const MetricResult& result) {
   std::vector<Figure> figures;
   const auto add = [&](std::optional<ReportFigure> figure) {
@@ -107,7 +107,7 @@ std::vector<RenderedFigure> render(const Gnuplot& drawer, const std::vector<Figu
     const nb::gil_scoped_release release;  // no trace is read
     return drawer.render_all(drawings, {.svg = true, .pdf = false, .png = false}, threads);
   } catch (...) {
-    signals.rethrow();  // Ctrl-C ends gnuplot too
+    signals.rethrow();  // Ctrl-C also ends gnuplot
     throw;
   }
 }

@@ -8,8 +8,8 @@
 namespace blockscope::python {
 namespace {
 
-/// Raises the class `name` of blockscope/errors.py. The message may hold a path or a text of a
-/// file, so it need not be UTF-8.
+/// Raises the class `name` of blockscope/errors.py. The message may not be UTF-8, because it may
+/// hold a path or a text of a file.
 void set_error(PyObject* errors, const char* name, const std::exception& error) {
   PyObject* type = PyObject_GetAttrString(errors, name);
   const std::string_view what = error.what();
@@ -48,7 +48,8 @@ void translate(const std::exception_ptr& thrown, void* payload) {
 }  // namespace
 
 std::recursive_mutex& reader_lock() {
-  static auto* lock = new std::recursive_mutex;  // traces may be closed when the process ends
+  static auto* lock = new std::recursive_mutex;  // never deleted, because traces may be closed when
+                                                 // the process ends
   return *lock;
 }
 

@@ -1,6 +1,6 @@
-// TraceWriter: what blockscope.record() writes with. Arrays come as buffers of Python objects in
-// the file's element types and are copied without Python's lock, which is never held while the
-// queue is full: a slow disk slows the loop that is recorded, not the other threads of its process.
+// TraceWriter, the writer of blockscope.record(). Arrays arrive as buffers of Python objects in the
+// file's element types. They are copied without Python's lock, which is also never held while the
+// queue is full. So a slow disk slows the recorded loop, but not the other threads of its process.
 #include <fmt/format.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -64,8 +64,8 @@ const DatasetSpec& spec_at(const std::string& path) {
   return *found;
 }
 
-/// What the buffer's elements have to be, by the names of Python's module `struct`; bfloat16 has
-/// none and comes as 16-bit integers.
+/// The element type of the buffer, by the names of Python's module `struct`. bfloat16 has no name
+/// there and arrives as 16-bit integers.
 std::string_view formats_of(const DatasetSpec& spec, const TraceMeta& meta) {
   switch (spec.type) {
     case ElementType::u8:
@@ -82,7 +82,8 @@ std::string_view formats_of(const DatasetSpec& spec, const TraceMeta& meta) {
   return "";
 }
 
-/// Memory of a Python object for as long as this lives; made and ended with Python's lock.
+/// Keeps the memory of a Python object while this lives. Construct and destroy it with Python's
+/// lock.
 class ReadableBuffer {
  public:
   explicit ReadableBuffer(const nb::handle& object) {
@@ -111,7 +112,7 @@ class ReadableBuffer {
 using Transfers = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>,
                              std::vector<float>, std::vector<std::int64_t>>;
 using Ranges = std::vector<std::pair<std::int32_t, std::int32_t>>;
-using RangesOfLayer = std::pair<Ranges, Ranges>;  // of queries (and keys), and of values
+using RangesOfLayer = std::pair<Ranges, Ranges>;  // ranges of queries (and keys), and of values
 
 /// Both are position, token, confidence, step.
 FrameDelta delta_of(const Transfers& transfers, const Transfers& insertions) {
@@ -143,12 +144,13 @@ std::vector<PositionRange> positions_of(const Ranges& ranges) {
 }
 
 class WriterHandle {
-  /// One thread of the process at a time, without Python's lock. It stands first because its type
-  /// is deduced.
+  /// Runs on one thread of the process at a time, without Python's lock. It comes first because its
+  /// return type is deduced.
   template <typename Work>
   auto alone(Work&& work) {
     if (getpid() != owner_) {
-      throw UsageError("the trace belongs to the process that began it, this is a fork of it");
+      throw UsageError(
+          "the trace belongs to the process that began it, and this process is a fork of it");
     }
     const nb::gil_scoped_release release;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -174,7 +176,7 @@ class WriterHandle {
   WriterHandle(const WriterHandle&) = delete;
   WriterHandle& operator=(const WriterHandle&) = delete;
   ~WriterHandle() {
-    // The child of a fork has the object without its thread: nobody there could end it.
+    // The child of a fork has the object without its thread, so the child can't end it.
     if (getpid() != owner_) {
       static_cast<void>(writer_.release());
       return;
@@ -194,17 +196,17 @@ class WriterHandle {
 
   void end_sequence(std::int64_t sequence, const std::string& reason, const nb::bytes& text) {
     const std::optional<FinishReason> known = parse_finish_reason(reason);
-    if (!known) throw UsageError(fmt::format("finish reason: '{}' is none", reason));
+    if (!known) throw UsageError(fmt::format("finish reason: '{}' is not a known reason", reason));
     SequenceEnd end;
     end.reason = *known;
     end.text = to_string(text);
     alone([&] { writer_->end_sequence(sequence, std::move(end)); });
   }
 
-  /// scalars: sequence, pass, kind, block, block_start, step, context_length, changed,
-  /// masks_left, recorded, pass_time_ns, and of the keys that the pass stored (level full) the
-  /// first position and how many. arrays: dataset, layer slot or -1, buffer. valid: [B] or none:
-  /// all. computed: of every layer, or by_layer has each one's.
+  /// scalars: sequence, pass, kind, block, block_start, step, context_length, changed, masks_left,
+  /// recorded, pass_time_ns, and for the keys that the pass stored (level full) the first position
+  /// and the number. arrays: dataset, layer slot or -1, buffer. valid: [B]; empty: all. computed:
+  /// ranges for every layer; else by_layer has those of each layer.
   void append_row(const std::vector<std::int64_t>& scalars,
                   const std::optional<Transfers>& transfers,
                   const std::optional<Transfers>& insertions, const Ranges& computed,

@@ -11,8 +11,8 @@
 namespace blockscope::python {
 namespace {
 
-/// A trace, open for as long as nobody else's view of the file would suffer: see
-/// close_unfinished(). Everything but the constructor and close() is called with the reader's lock.
+/// An open trace. It is closed when a second view of its file needs that; see close_unfinished().
+/// All functions except the constructor and close() are called with the reader's lock.
 class TraceHandle {
  public:
   explicit TraceHandle(const nb::bytes& path) : asked_(to_string(path)) {
@@ -34,7 +34,7 @@ class TraceHandle {
     });
   }
 
-  /// As of the opening, or of the last refresh().
+  /// The state when the trace was opened, or at the last refresh().
   const TraceInfo& info() const { return shown_; }
 
   const TraceReader& reader() {
@@ -46,7 +46,7 @@ class TraceHandle {
     return *reader_;
   }
 
-  /// Opened when they are first asked for: a trace of which only texts are read needs none.
+  /// Opened at their first use, because a trace that is only read for its texts needs none.
   const TraceArrays& arrays() {
     check_open();
     if (!arrays_ && shown_.partial) close_unfinished();
@@ -145,7 +145,7 @@ nb::tuple frame_of(TraceHandle& trace, std::int64_t sequence, std::int64_t t) {
                         to_bytearray(frame.confidence), to_bytearray(frame.steps));
 }
 
-/// Elements of `values` that `sources` names.
+/// Elements of `values` at the indices `sources`.
 template <typename Value>
 std::vector<Value> gather(const std::vector<Value>& values,
                           const std::vector<std::int64_t>& sources) {
@@ -176,7 +176,7 @@ nb::list deltas_of(TraceHandle& trace, std::int64_t sequence) {
   return result;
 }
 
-/// The bytes of the tokens' vocabulary pieces, one element a token.
+/// The bytes of the tokens' vocabulary pieces, one element per token.
 nb::list pieces_of(TraceHandle& trace, const std::vector<std::int64_t>& tokens) {
   const std::vector<std::string> pieces = without_gil([&] {
     std::vector<std::string> found;
@@ -204,7 +204,7 @@ nb::list arrays_of(TraceHandle& trace) {
   return result;
 }
 
-/// Memory of a Python object for as long as this lives.
+/// Keeps the memory of a Python object while this lives.
 class WritableBuffer {
  public:
   explicit WritableBuffer(const nb::object& object) {
@@ -229,7 +229,7 @@ void read_array(TraceHandle& trace, const std::string& path, const std::vector<s
   without_gil([&] { trace.arrays().read(path, start, count, buffer.bytes()); });
 }
 
-/// "equal", sequences that were aborted, and per dataset what differs.
+/// "equal", the aborted sequences, and the differences per dataset.
 nb::dict compare_bound(const nb::bytes& a, const nb::bytes& b, double absolute, double relative,
                        bool ignore_timing, bool ignore_aborted) {
   CompareOptions options;

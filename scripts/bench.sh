@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Repeats the speed figures of docs/benchmarks.md beside the official SDAR code, llama.cpp and the limits of this machine,
-# both sides of a comparison in one run. Parts whose other party is missing are skipped, and say what to install.
+# Repeats the speed figures of docs/benchmarks.md, compared with the official SDAR code, llama.cpp and the machine's limits,
+# both sides of a comparison in one run. If the other program of a part is missing, the part is skipped and says what to install.
 # Exit code 0 if something ran and nothing failed.
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -23,17 +23,17 @@ Usage: scripts/bench.sh [OPTION VALUE]... [PART]...
 Parts (default: all): ${PARTS[*]}
   step       a decode step and its forward pass, official SDAR code and the limit; bf16, and float32 at prompt 256
   prefill    2,048 and 8,192 tokens, official SDAR code and the limit
-  llama      a decode step beside libllama
-  attention  the attention operators beside torch's
+  llama      a decode step, compared with libllama
+  attention  the attention operators, compared with torch's
   recording  what each recorder level adds
-  policies   flashblock and mage at 8k and 32k beside exact
-  batch      batches 1, 4, 16 with 1 and all threads beside the limit
-  analysis   cosine over a 2 GB trace beside a raw read
+  policies   flashblock and mage at 8k and 32k, compared with exact
+  batch      batches 1, 4, 16 with 1 and all threads, compared with the limit
+  analysis   cosine over a 2 GB trace, compared with a raw read
 
 Options (environment in brackets):
   --sdar FOLDER         work tree of JetAstra/SDAR [SDAR]; step, prefill
   --python FILE         Python with torch, safetensors, h5py, and for step and prefill transformers 4.52.4 and einops;
-                        the tests' one if none is named [BENCH_PYTHON]
+                        default: that of the tests [BENCH_PYTHON]
   --llama-cpp FOLDER    llama.cpp's source, for its converter [LLAMA_CPP]; llama
   --llama-driver FILE   built as scripts/bench/llama_block_pair.py says [LLAMA_DRIVER]; llama
   --binary FILE         blockscope [BLOCKSCOPE_BINARY]
@@ -76,7 +76,7 @@ mkdir -p "$OUT" "$MODELS"
 
 python() { "$BENCH_PYTHON" -u "$@"; }
 
-# skip WHAT: ends a part as skipped, with what is missing; need_*: does so unless it is there.
+# skip WHAT: ends a part as skipped and prints what is missing; need_*: does so if the thing is missing.
 skip() { echo "skipped: $1" && return 77; }
 need_binary() { [ -x "$BLOCKSCOPE_BINARY" ] || skip "no $BLOCKSCOPE_BINARY. HINT: cmake --build --preset release"; }
 need_python() { # MODULE...
@@ -91,7 +91,7 @@ need_sdar() {
 }
 need_bench() { [ -x "$BENCHES/$1" ] || skip "no $BENCHES/$1. HINT: cmake --build --preset release, then --benches"; }
 
-# model SIZE: its folder, made if it is not there. All have SDAR's names; 150m and 0.6b its vocabulary of 151,936.
+# model SIZE: its folder, made if it is missing. All have SDAR's names; 150m and 0.6b its vocabulary of 151,936.
 model() {
   local folder=$MODELS/sdar-$1 shape=()
   case $1 in

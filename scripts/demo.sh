@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From a bare Debian 12 machine to the whole loop on a model that really decodes: sets up and builds
-# what is missing, captures twenty prompts, draws the report, calibrates which heads may reuse
-# attention, decodes with that and says what it saved and cost.
+# From a bare Debian 12 machine to the whole loop on a trained model: sets up and builds what is
+# missing, captures twenty prompts, draws the report, calibrates which heads may reuse attention,
+# decodes with this reuse, and prints what it saved and cost.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -9,7 +9,7 @@ set -euo pipefail
 run_demo() {
   local blockscope="$ROOT/build/release/bin/blockscope" out="build/demo"
   local model="models/needle" verdict
-  cd "$ROOT" # the traces name the files as a reader of this repository knows them
+  cd "$ROOT" # so the traces have paths relative to the repository
   mkdir -p "$out"
   step "Capture: twenty prompts with $model, all of its attention outputs"
   "$blockscope" capture "$model" --prompts "$model/demo.jsonl" \

@@ -8,7 +8,7 @@ import sys
 
 
 def head_means(array):
-    """Mean over everything but layer and head, weighted by the number of terms."""
+    """Mean over all axes except layer and head, weighted by the number of terms."""
     layers, heads, steps = array["shape"]
     means = []
     for start in range(0, layers * heads * steps, steps):

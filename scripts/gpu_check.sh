@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can say, in one command and one Markdown report: builds, compares every
-# wrapper and operator with the CPU, runs compute-sanitizer, decodes on both devices, and times attention
-# beside torch's, FlashInfer's and flex_attention. Exit code 0 if all ran right, 1 without a GPU or where
+# All checks that need a GPU, in one command and one Markdown report: builds, compares every wrapper and
+# operator with the CPU, runs compute-sanitizer, decodes on both devices, and times attention compared
+# with torch's, FlashInfer's and flex_attention. Exit code 0 if all passed, 1 without a GPU or if
 # something failed.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -13,8 +13,8 @@ Usage: scripts/gpu_check.sh [--quick] [--out FOLDER] [--dry-run]
   --quick        fewer cases, short contexts, 0.6B instead of 8B: minutes instead of an hour
   --out FOLDER   logs and report.md (default build/gpu_check)
   --dry-run      runs nothing: a report in which everything is unmeasured
-Environment: as scripts/setup.sh; GPU_PYTHON, a Python with torch, numpy, h5py and safetensors (default: the
-one that setup.sh --cuda makes, or the one LIBTORCH_ROOT belongs to).
+Environment: as scripts/setup.sh; GPU_PYTHON, a Python with torch, numpy, h5py and safetensors (default:
+that of setup.sh --cuda, or that of LIBTORCH_ROOT).
 END
 }
 
@@ -78,7 +78,7 @@ compile() { # OUTPUT SOURCE...: without CMake, for this machine's GPU
   "$NVCC" -std=c++20 -O3 -I. -arch=native -o "$@"
 }
 
-# sanitize TOOL: three cases of each operator; torch's allocator would hide what lies behind a tensor.
+# sanitize TOOL: three cases of each operator; torch's allocator would hide accesses after a tensor's end.
 sanitize() {
   local sanitizer
   sanitizer=$(command -v compute-sanitizer || true)
@@ -109,22 +109,22 @@ if [ $quick = yes ]; then
   cases=6 shape=0.6b contexts=(2048) lengths=(8192) blocks=(32) dtypes=(float32) block_context=16384 batches=1
 fi
 
-check doctor "What is here" "$BLOCKSCOPE" doctor
+check doctor "This machine and this build" "$BLOCKSCOPE" doctor
 check build-conformance "Build: wrappers" compile "$OUT/test_conformance" tests/gpu/test_conformance.cu \
   tests/gpu/wrapper_probes_emulated.cpp "${emulator[@]}"
-check conformance "Every wrapper beside the emulator's" "$OUT/test_conformance"
-check operators "Every operator beside float64 on the CPU" "$PYTHON" tests/gpu/check_operators.py "$KERNELS" \
+check conformance "Every wrapper compared with the emulator's" "$OUT/test_conformance"
+check operators "Every operator compared with float64 on the CPU" "$PYTHON" tests/gpu/check_operators.py "$KERNELS" \
   --cases $cases
 for tool in memcheck racecheck synccheck; do
   check "$tool" "compute-sanitizer: $tool" sanitize $tool
 done
 check devices "Captures on the CPU and on the GPU" "$PYTHON" tests/gpu/compare_devices.py "$BLOCKSCOPE" --dtypes \
   "${dtypes[@]}"
-check attention "split_attention beside attention without the split" "$PYTHON" scripts/bench/gpu_attention.py \
+check attention "split_attention compared with attention without the split" "$PYTHON" scripts/bench/gpu_attention.py \
   "$KERNELS" --lengths "${lengths[@]}" --blocks "${blocks[@]}"
 check build-shapes "Build: shapes" compile "$OUT/bench_split_shapes" tests/gpu/bench_split_shapes.cu
 check shapes "Snapshot and tile shapes" "$OUT/bench_split_shapes"
-check sparse "Operators that read less, beside exact attention" "$PYTHON" scripts/bench/gpu_operators.py "$KERNELS"
+check sparse "Operators that read less, compared with exact attention" "$PYTHON" scripts/bench/gpu_operators.py "$KERNELS"
 check decode "What recording adds to a step" "$PYTHON" scripts/bench/gpu_decode.py "$BLOCKSCOPE" --shape $shape \
   --contexts "${contexts[@]}"
 check blocks "Time per output block" env BLOCKSCOPE_BINARY="$BLOCKSCOPE" "$PYTHON" scripts/bench/block_time.py \

@@ -1,9 +1,9 @@
-"""Makes PyTorch's PyPI wheel importable without the 2.4 GB of CUDA wheels that it asks for.
+"""Makes PyTorch's PyPI wheel importable without the 2.4 GB of CUDA wheels that it requires.
 
-The tests compare against PyTorch on the CPU only, yet the wheel's libraries name cuDNN, cuBLAS,
-NCCL and others as needed, and Python binds every symbol at import. So each missing library
-becomes a small one with the right name, versions and functions, all of which trap. The result has
-no working CUDA: it is for the test environment in the cache and nothing else.
+The tests compare with PyTorch on the CPU only. But the wheel's libraries need cuDNN, cuBLAS, NCCL and
+others, and Python binds every symbol at import. This script therefore makes a small library for each
+missing one, with the right name, versions and functions; every function traps. The result has no
+working CUDA. Use it only for the test environment in the cache.
 
 Usage: stub_cuda_libraries.py TORCH_LIB_DIR FOLDER_WITH_REAL_LIBRARIES...
 """

@@ -7,7 +7,7 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# Tests run side by side; idle OpenMP threads must sleep, not spin on each other's cores.
+# Tests run in parallel; idle OpenMP threads must sleep, not spin on each other's cores.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 passed=0
@@ -27,7 +27,7 @@ run_ctest() {
   total=$(report_count tests "$report")
   fails=$(report_count failures "$report")
   skips=$(($(report_count skipped "$report") + $(report_count disabled "$report")))
-  # A test program that can't even list its cases fails ctest without an entry in the report.
+  # If a test program can't list its cases, ctest fails without an entry in the report.
   [ "$status" -eq 0 ] || [ "$fails" -gt 0 ] || fails=1 total=$((total + 1))
   passed=$((passed + total - fails - skips))
   failed=$((failed + fails))

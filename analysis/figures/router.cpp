@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-/// Of the layers that have experts.
+/// Indices of the layers that have experts.
 std::vector<std::size_t> layers_with_terms(const ResultArray& entropy) {
   std::vector<std::size_t> layers;
   for (std::size_t layer = 0; layer < entropy.axes[0].size(); ++layer) {

@@ -75,9 +75,8 @@ class DraftMetric final : public StepMetric {
     first_sequence_ += sequences_of_last_;
     sequences_of_last_ = trace.info().num_sequences;
     captured_ = knows_model_shape(trace.info().meta);
-    has_mass_ =
-        has_mass_ && trace.has(Field::attention_lse_internal) &&
-        !is_of_target(trace.info().meta);  // whose attention is not the draft's
+    has_mass_ = has_mass_ && trace.has(Field::attention_lse_internal) &&
+                !is_of_target(trace.info().meta);  // whose attention is not the draft's
     if (!has_mass_) return {};
     return Needs{{Field::attention_lse_external, Field::attention_lse_internal}, false, false, {}};
   }

@@ -10,7 +10,7 @@
 //               reached positions count: after a rejection, the draft continues discarded text;
 //   survival    share of all rounds with length > p, so that 1 + sum over p is the mean length.
 // Predicted speed-up of blocks of b positions over the target alone. length(b) = mean of
-// min(length, b). T is measured in the same run, and linear between measured block lengths.
+// min(length, b). T is measured in the same run, and linear between measured block lengths:
 //   length(b) T_target(1) / (T_draft(b) + T_target(b)).
 // It assumes that a shorter block drafts the same tokens as the beginning of a longer one, and that
 // its rounds begin at similar places as those of the run.

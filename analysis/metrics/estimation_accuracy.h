@@ -1,5 +1,5 @@
 // Estimation accuracy of a block's set for each of its tokens (MAGE, eq. 1):
-//   EstAcc = |S n S*_token| / k, mean over the block's tokens,
+//   EstAcc = |S n S*_token| / k, mean over the block's tokens.
 // "block oracle": S is the block's exact set of the same step, the best set that the block can
 // share. "first-step oracle": S is the block's exact set of step 1, which MAGE uses. From
 // /sets/topk and the per-token sets /sets/topk_token (level full). At step 1 the two are equal, so

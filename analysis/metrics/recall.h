@@ -1,8 +1,7 @@
 // Recall of the first step's top-k set (MAGE, Fig. 2): the share of step 1's set that a later step
 // still selects,
 //   r(t) = |S*(1) n S*(t)| / k,  t > 1,
-// from /sets/topk. Sets are by falling score, so the first k' entries are the set for every k' <=
-// k.
+// from /sets/topk. Sets are by falling score, so the first k' entries are the set for k' <= k.
 //
 // Also the probability that step 1's set covers at step t. The trace has only the step's own k
 // largest probabilities, so there are bounds:

@@ -62,7 +62,7 @@ void add_heatmaps(SectionBuilder& section, const TraceGroup& traces, const Pictu
   const BlockSteps& block = choice.blocks[choice.block];
   try {
     auto tokens = token_heatmaps(traces.trace(0), block, choice.heatmap);
-    if (!tokens) section.note("Heatmaps are missing: no two adjacent steps of the block have data.");
+    if (!tokens) section.note("Heatmaps are missing: the block has no adjacent recorded steps.");
     section.add(std::move(tokens));
     section.add(step_heatmaps(traces.trace(0), block, choice.heatmap));
   } catch (const TraceError& error) {

@@ -35,7 +35,7 @@ class MetricGroup {
                     {{"units", array.unit}, {"long_name", array.description}});
     if (array.terms.empty()) return;
     file_.add_array(path + "_terms", axes, std::span<const std::int64_t>(array.terms),
-                    {{"units", "terms"}, {"long_name", "terms behind " + array.name}});
+                    {{"units", "terms"}, {"long_name", "number of terms of " + array.name}});
   }
 
  private:

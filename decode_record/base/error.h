@@ -1,7 +1,7 @@
 // The exceptions of the whole project. A message says where, what was expected, what was found and
 // what to do next: "trace.h5:/attention/lse_external: expected [row, 36, 32, 32], got
-// [row, 36, 32, 31]. HINT: ...". `main` catches `Error` once; `UsageError` ends with exit code 2,
-// every other error with 1; `InterruptedError` with 128 + the signal, as shells count it.
+// [row, 36, 32, 31]. HINT: ...". `main` catches `Error` once. The exit code is 2 for `UsageError`,
+// 128 + the signal number for `InterruptedError`, and 1 for every other error.
 #pragma once
 
 #include <stdexcept>
@@ -21,8 +21,8 @@ class UsageError : public Error {
   using Error::Error;
 };
 
-/// A signal, or the caller of a long pass, wanted the work to stop. The message says what became of
-/// it.
+/// A signal, or the caller of a long pass, stopped the work. The message says what became of the
+/// work.
 class InterruptedError : public Error {
  public:
   using Error::Error;
@@ -46,13 +46,13 @@ class CalibrationError : public Error {
   using Error::Error;
 };
 
-/// A trajectory file of another tool that can't be taken over.
+/// A trajectory file of another tool that can't be imported.
 class TrajectoryError : public Error {
  public:
   using Error::Error;
 };
 
-/// A trace file that can't be read or written; the subclasses let a caller act differently.
+/// A trace file that can't be read or written. The subclasses let a caller react differently.
 class TraceError : public Error {
  public:
   using Error::Error;
@@ -76,7 +76,7 @@ class UnsupportedVersion : public TraceError {
   using TraceError::TraceError;
 };
 
-/// The file is a trace, and its contents contradict each other.
+/// The file is a trace, but its contents contradict each other.
 class CorruptTrace : public TraceError {
  public:
   using TraceError::TraceError;

@@ -1,4 +1,4 @@
-// Index lists on the command line, the same for all options: A, A-B, and lists of them with commas.
+// Index lists on the command line, the same for all options: A, A-B, or several with commas.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace blockscope {
 
 /// "0-3,7" -> {0, 1, 2, 3, 7}, ascending and distinct, each in [first, end); `end` -1: unknown. A
-/// range has both ends. Empty text gives an empty list. Throws UsageError naming `flag`.
+/// range includes both ends. Empty text gives an empty list. Throws UsageError that names `flag`.
 std::vector<int64_t> parse_index_set(const std::string& text, const std::string& flag,
                                      int64_t first, int64_t end = -1);
 

@@ -1,11 +1,11 @@
-// The number that stands where nothing was measured.
+// The number that means "not measured".
 #pragma once
 
 #include <limits>
 
 namespace blockscope {
 
-/// As a double too.
+/// Also used as a double.
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace blockscope

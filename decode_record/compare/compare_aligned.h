@@ -1,5 +1,5 @@
-// Two traces compared sequence by sequence, aborted ones left out: a run that was cut and resumed
-// holds its rows in other places than one that was not. Internal to decode_record.
+// Compares two traces sequence by sequence, without aborted ones: a run that was cut and resumed
+// has its rows in other places than an uncut run. Internal to decode_record.
 #pragma once
 
 #include <array>
@@ -13,23 +13,23 @@
 
 namespace blockscope {
 
-/// A name, answer, metric or text; empty when it lies outside the bytes.
+/// A name, answer, metric or text; empty if its range is outside the bytes.
 std::string sequence_text(const RawTrace& trace, Field start, Field length, std::int64_t sequence);
 
-/// A sequence is found again by its name and prompt. Rows, elements and texts are compared in the
-/// order of their sequence; numbers of sequences, rows, passes and elements, which only say where
-/// things are, are not. Datasets that one trace lacks are for the caller.
+/// Sequences are matched by name and prompt. Rows, elements and texts are compared in the order of
+/// their sequence. Numbers of sequences, rows, passes and elements are not compared, because they
+/// only say where things are. The caller handles datasets that one trace lacks.
 class AlignedComparison {
  public:
   AlignedComparison(const RawTrace& a, const RawTrace& b, const CompareOptions& options);
 
   /// Numbers that say where things are.
   static bool is_place(Field field);
-  /// One dataset of both traces, whose rows have the same shape in both.
+  /// Compares one dataset. Its rows must have the same shape in both traces.
   void run(Field field, DatasetDifference& result) const;
-  /// What can't be matched: sequences that only one trace has, rows that a sequence has too few of.
+  /// What can't be matched: sequences that only one trace has, and missing rows of a sequence.
   const std::vector<DatasetDifference>& unmatched() const { return unmatched_; }
-  /// Names, answers, metrics and texts.
+  /// Compares names, answers, metrics and texts.
   DatasetDifference texts() const;
 
  private:

@@ -1,4 +1,4 @@
-// Elements of two datasets, one by one, within a tolerance. Internal to decode_record.
+// Compares elements of two datasets one by one, within a tolerance. Internal to decode_record.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace blockscope {
 
-/// Collects what it finds in a DatasetDifference.
+/// Adds its results to a DatasetDifference.
 class ValueComparison {
  public:
   ValueComparison(const CompareOptions& options, h5::Element in_a, h5::Element in_b,
                   DatasetDifference& result)
       : options_(options), in_a_(in_a), in_b_(in_b), result_(result) {}
 
-  /// Rows [first_row, ...) of a dataset whose rows have the shape `shape` behind its first axis.
-  /// The same float in two element types (bf16 and f32) is compared by value.
+  /// Compares rows [first_row, ...) of a dataset; `shape` is the shape of a row, without the first
+  /// axis. Floats of two element types (bf16 and f32) are compared by value.
   void compare(std::int64_t first_row, std::span<const hsize_t> shape, std::span<const std::byte> a,
                std::span<const std::byte> b);
 

@@ -1,5 +1,5 @@
-// Traces of one command must not hold a sequence twice: not as a file of another name, not as a
-// copy, not as a part and the merged trace that shows it.
+// No sequence may be given twice to one command: not by another name of the file, not in a copy,
+// not in a part and the merged trace that shows it.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@ class TraceReader;
 
 class GivenOnce {
  public:
-  /// Throws UsageError when the trace is the same file as one before it, or holds a sequence that
-  /// one before it holds: one with the same prompt and the same duration of every pass, in
-  /// nanoseconds. Copies have both, two runs never do. Sequences without any duration (written by
-  /// other programs) are not compared.
+  /// Throws UsageError if the trace is the same file as an earlier one, or if both hold a sequence.
+  /// Two sequences are the same if they have the same prompt and the same duration of every pass in
+  /// nanoseconds. This is so for copies, and never for two runs. Sequences without any duration
+  /// (written by other programs) are not compared.
   void add(const TraceReader& trace);
   void add(const RawTrace& trace);
 
@@ -28,7 +28,7 @@ class GivenOnce {
   template <typename Source>
   void add_source(const Source& source);
   std::vector<std::string> paths_;
-  std::map<Mark, std::size_t> seen_;  // the trace that holds it
+  std::map<Mark, std::size_t> seen_;  // index of the trace that holds the sequence
 };
 
 }  // namespace blockscope

@@ -1,5 +1,5 @@
-// An HDF5 file of labelled arrays, for results: xarray, h5py and MATLAB read it with the names of
-// its axes. A trace is another thing (trace_writer.h).
+// An HDF5 file of labelled arrays, for results. xarray, h5py and MATLAB read it with the names of
+// its axes. It is not a trace (trace_writer.h).
 #pragma once
 
 #include <cstdint>
@@ -18,25 +18,25 @@ using ArrayAttribute = std::pair<std::string, std::variant<std::string, std::int
 
 class ArrayFile {
  public:
-  /// The content of an output, which must outlive it. All members throw TraceError with HDF5's
-  /// reason (a full disk).
+  /// Writes the content of `output`, which must outlive it. All members throw TraceError with
+  /// HDF5's reason (a full disk).
   explicit ArrayFile(const OutputFile& output);
   ~ArrayFile();
   ArrayFile(const ArrayFile&) = delete;
   ArrayFile& operator=(const ArrayFile&) = delete;
 
-  /// "/similarity"; "/" exists.
+  /// Adds a group, such as "/similarity". The group "/" exists.
   void add_group(const std::string& path, const std::vector<ArrayAttribute>& attributes);
   /// A dimension scale at `path` ("/similarity/layer"): coordinates along one axis.
   void add_axis(const std::string& path, std::span<const double> coordinates);
   void add_axis(const std::string& path, std::span<const std::string> labels);
-  /// Values, row-major, along axes that were added before, by their paths; none: a scalar.
+  /// Row-major values. `axes` are paths of axes that were added before; none: a scalar.
   void add_array(const std::string& path, const std::vector<std::string>& axes,
                  std::span<const double> values, const std::vector<ArrayAttribute>& attributes);
   void add_array(const std::string& path, const std::vector<std::string>& axes,
                  std::span<const std::int64_t> values,
                  const std::vector<ArrayAttribute>& attributes);
-  /// Everything is on its way to the disk when this returns.
+  /// Closes the file. When this returns, everything was handed to the system.
   void close();
 
  private:

@@ -1,5 +1,5 @@
-// The files of one command: what it reads and what it will write. Nothing that is read can become
-// an output, under any name, with any flag; no two outputs are one file.
+// The files that one command reads and writes. No input can become an output, under any name, with
+// any flag. No two outputs can be the same file.
 #pragma once
 
 #include <string>
@@ -11,21 +11,21 @@ namespace blockscope {
 
 class CommandFiles {
  public:
-  /// A file that the command reads; an empty name is none.
+  /// A file that the command reads. An empty name means no file.
   void reads(const std::string& path);
   /// A trace: finished or `.partial`, and the files whose rows a merged one shows.
   void reads_trace(const std::string& path);
   /// The files of a checkpoint in the Hugging Face layout: weights, configuration, tokenizer,
-  /// template. Other files in its folder, such as traces, are not the model's.
+  /// template. Other files in its folder, such as traces, may become outputs.
   void reads_checkpoint(const std::string& folder);
 
-  /// Reserves a name for an output that the command writes itself. Files are compared by identity
-  /// (device and inode), so links count as what they name. Throws UsageError when the command reads
-  /// this file or has reserved it, and what check_output_name throws.
+  /// Reserves a name for an output that the command writes itself. Files are compared by device and
+  /// inode, so a link is the same as its target. Throws UsageError if the command reads this file
+  /// or has reserved it, and what check_output_name throws.
   void reserve(const std::string& path, bool replace);
-  /// The standard output as an output. Throws UsageError when one has it already.
+  /// Reserves the standard output. Throws UsageError if another output has it already.
   void reserve_standard_output();
-  /// The same as reserve(), and opens it.
+  /// Reserves the name as reserve() does, and opens the output.
   OutputFile open(const std::string& path, bool replace);
 
   /// The outputs so far.

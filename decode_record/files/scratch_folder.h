@@ -1,4 +1,4 @@
-// A folder of this process's own for files that nobody else needs.
+// A private folder of this process for temporary files.
 #pragma once
 
 #include <filesystem>
@@ -6,13 +6,13 @@
 
 namespace blockscope {
 
-/// TMPDIR, or /tmp where it is empty or not set. Throws Error when TMPDIR names no folder.
+/// TMPDIR, or /tmp if it is empty or not set. Throws Error if TMPDIR names no folder.
 std::filesystem::path temporary_folder();
 
-/// A new folder that only its owner can enter; removed with everything in it.
+/// A new folder that only its owner can enter. The destructor removes it with everything in it.
 class ScratchFolder {
  public:
-  /// `parent`/`beginning`-XXXXXX. Throws Error when it can't be made.
+  /// Makes `parent`/`beginning`-XXXXXX. Throws Error if that fails.
   explicit ScratchFolder(const std::string& beginning,
                          const std::filesystem::path& parent = temporary_folder());
   ~ScratchFolder();

@@ -1,7 +1,7 @@
 // The whole decoding trajectory of a sequence or a batch: the initial frame and one delta per
 // denoising step. Frame t is the state before delta t, so there are num_deltas() + 1 frames.
-// Keyframes every kKeyframeInterval deltas make random access cost at most that many deltas,
-// whatever the length of the record.
+// There is a keyframe every kKeyframeInterval deltas, so random access costs at most that many
+// deltas, whatever the length of the record.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class DecodeRecord {
   DecodeRecord(Frame initial_frame, std::size_t block_length);
 
   /// Applies `delta` to the last frame and stores it, compact and with explicit steps
-  /// (resolve_delta). Throws FrameError and changes nothing when it doesn't fit.
+  /// (resolve_delta). If it doesn't fit, throws FrameError and changes nothing.
   void append(const FrameDelta& delta);
 
   std::size_t block_length() const { return block_length_; }
@@ -35,7 +35,7 @@ class DecodeRecord {
   /// Frame t, t in [0, num_frames()). Throws FrameError when out of range.
   Frame frame(std::size_t t) const;
 
-  /// One delta that leads from frame `first` to frame `last` (first <= last).
+  /// One delta that turns frame `first` into frame `last` (first <= last).
   FrameDelta composed(std::size_t first, std::size_t last) const;
 
   /// Visits frame 0, 1, ..., each one delta after the one before (`for (const Frame& f : record)`).

@@ -1,7 +1,7 @@
-// A decoding state: the prompt, the generated region with its masks, and when and how surely each
-// token was decided. One Frame holds one sequence or a batch whose rows have the same gen_length.
-// Meaning and names follow d2Cache's `Frame` (src/frame.py); where that code has bugs the rules of
-// docs/trace_format.md ("Frames") hold.
+// A decoding state: the prompt, the generated region with its masks, and for each token the step
+// and the confidence at which it was decided. A Frame holds one sequence, or a batch with one
+// gen_length. Meaning and names follow d2Cache's `Frame` (src/frame.py). Where that code has bugs,
+// docs/trace_format.md ("Frames") gives the rules.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,7 @@ inline constexpr std::int64_t kUndecodedStep = -1;
 /// `confidence` of a position that no delta has touched.
 inline constexpr float kUntouchedConfidence = -std::numeric_limits<float>::infinity();
 
-/// Thrown for an index, position or step number outside its range, or deltas that don't fit a
-/// frame.
+/// An index, position or step number is outside its range, or a delta doesn't fit a frame.
 class FrameError : public Error {
  public:
   using Error::Error;
@@ -51,13 +50,13 @@ struct Frame {
   /// The single-sequence frame of row `sequence`.
   Frame sequence(std::size_t sequence) const;
 
-  /// Throws FrameError unless every vector has the size the two counts call for.
+  /// Throws FrameError unless every vector has the size that num_sequences and gen_length give.
   void check() const;
 
   bool operator==(const Frame&) const = default;
 };
 
-/// The all-mask frame a sequence starts from.
+/// The frame that a sequence starts with: all masks.
 Frame make_initial_frame(std::vector<std::int64_t> prompt, std::size_t gen_length,
                          std::int64_t mask_token_id);
 

@@ -1,18 +1,18 @@
 // What one denoising step changes in a Frame: transfers (masks that became tokens), insertions and
-// deletions. A delta of a batch holds rows for the sequences that are still active only.
-// Field names follow d2Cache's `FrameDelta` (src/frame.py).
+// deletions. A delta of a batch has rows only for sequences that are still active. Field names
+// follow d2Cache's `FrameDelta` (src/frame.py).
 //
 // Order and index rules, the same for one sequence and for each row of a batch:
 //   1. transfers: position `transfer_index[i]` of the frame before the delta takes the token
 //      `decoded_tokens[source]`, source = transfer_src_index[i] (transfer_index[i] when empty);
-//   2. insertions: `insert_index[i]` counts in the frame before any insertion, i = before element
-//   i,
-//      gen_length = at the end; equal indices keep the order in which they are listed;
+//   2. insertions: `insert_index[i]` counts in the frame before any insertion. Value v inserts
+//   before
+//      element v, gen_length at the end. Equal indices keep the order in which they are listed;
 //   3. deletions: `delete_index[i]` counts in the frame after the insertions.
 // Every transferred and inserted token gets step = (largest step of its sequence before the delta)
-// + 1, unless the delta carries explicit steps. Batch: all active rows must insert the same number
-// n and delete the same number; a finished sequence gets n mask tokens at position 0 (step
-// kUndecodedStep, confidence 0) and loses leading undecoded masks to a deletion, never a token.
+// + 1, unless the delta has explicit steps. In a batch, all active rows must insert the same number
+// n and delete the same number. A finished sequence gets n mask tokens at position 0 (step
+// kUndecodedStep, confidence 0). A deletion takes its leading undecoded masks, never a token.
 #pragma once
 
 #include <cstddef>
@@ -56,19 +56,19 @@ struct FrameDelta {
 FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::int64_t> tokens,
                          std::vector<float> confidence);
 
-/// Tokens that the transfers of a resolved delta add: one each, and one less for each token that
-/// they take back (which is a transfer of the mask, with step kUndecodedStep).
+/// Tokens that the transfers of a resolved delta add: 1 for each transferred token, -1 for each
+/// token taken back (a transfer of the mask, with step kUndecodedStep).
 std::int64_t net_transfers(const FrameDelta& delta);
 
-/// Changes `frame` in place (strong guarantee: a delta that doesn't fit throws and changes
-/// nothing).
+/// Changes `frame` in place. For a delta that doesn't fit, throws and changes nothing.
 void apply_delta(Frame& frame, const FrameDelta& delta);
 
-/// `delta` in compact form (decoded_tokens holds the used tokens only, in the order transfers,
-/// insertions) and with explicit steps, as applied to `before`. Applying it gives the same frame.
+/// `delta` in compact form and with explicit steps, as applied to `before`. In compact form,
+/// decoded_tokens has only the used tokens: first the transfers', then the insertions'. Applying it
+/// gives the same frame.
 FrameDelta resolve_delta(const Frame& before, const FrameDelta& delta);
 
-/// One delta, in resolved form, with the effect on `before` of `first` and then `second`.
+/// One delta in resolved form that does the same to `before` as `first` and then `second`.
 FrameDelta compose(const Frame& before, const FrameDelta& first, const FrameDelta& second);
 
 }  // namespace blockscope

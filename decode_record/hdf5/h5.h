@@ -1,6 +1,6 @@
-// The only door to the HDF5 C library: owned handles and one checked wrapper per call. Every
-// wrapper throws TraceError with "file:/object: what failed", the library's innermost error and a
-// hint. HDF5's own error printing is off. Internal to decode_record.
+// The only use of the HDF5 C library: owned handles and one checked wrapper per call. Every wrapper
+// throws TraceError with "file:/object: what failed", the library's innermost error and a hint.
+// HDF5's own error printing is off. Internal to decode_record.
 #pragma once
 
 #include <hdf5.h>
@@ -18,7 +18,7 @@
 
 namespace blockscope::h5 {
 
-/// An owned HDF5 identifier; moves only. The destructor ignores errors: close() reports them.
+/// An owned HDF5 identifier; move-only. The destructor ignores errors; close() reports them.
 template <herr_t (*Close)(hid_t)>
 class H5Handle {
  public:
@@ -54,21 +54,21 @@ static_assert(std::is_nothrow_move_constructible_v<H5File> &&
               !std::is_copy_constructible_v<H5File>);
 static_assert(std::is_nothrow_move_assignable_v<H5File> && !std::is_copy_assignable_v<H5File>);
 
-/// Version of the library this process runs with, such as "1.10.8"; empty if it won't say.
+/// Version of the library that this process runs with, such as "1.10.8"; empty if unknown.
 std::string library_version();
 
-/// Element types. `bf16` is a 16-bit HDF5 float that any HDF5 reads as float; `f64` is for results,
-/// no trace has it.
+/// Element types. `bf16` is a 16-bit HDF5 float that any HDF5 reads as float. `f64` is only for
+/// results, not for traces.
 enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f64 };
 std::size_t size_of(Element element);
 std::string_view name_of(Element element);  ///< "u8", ..., "bf16"
 
-/// `read`: nobody writes it, and it was closed. `swmr_read`: somebody may be writing it.
-/// `dead_read`: its writer was killed, so that a checksum that is wrong is damage and not a write
-/// under way.
+/// `read`: the file was closed, and nobody writes it. `swmr_read`: somebody may be writing it.
+/// `dead_read`: its writer was killed, so a wrong checksum means damage and not a write in
+/// progress.
 enum class OpenMode : std::uint8_t { read, swmr_read, dead_read, swmr_write };
 
-/// A file with its path, for messages.
+/// An open file, with its path for messages.
 struct File {
   H5File handle;
   std::string path;
@@ -77,13 +77,13 @@ struct File {
   std::vector<std::string> merged_of;  ///< names, as JSON, of the files that it may refer to
 };
 
-/// Where bytes lie in a file.
+/// A range of bytes in a file.
 struct Place {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
 
-/// The same with the file's descriptor, which is open as long as the file is.
+/// A range of bytes with the file's descriptor, which is open as long as the file is.
 struct OpenPlace {
   int descriptor = -1;
   Place place;
@@ -100,7 +100,7 @@ struct VirtualPart {
 
 struct OpenPart;
 
-/// A dataset with what the calls below need to know about it.
+/// An open dataset, with the facts that the calls below need.
 struct Dataset {
   H5Dataset handle;
   std::string name;  ///< "file:/path"
@@ -135,73 +135,75 @@ struct DatasetLayout {
   std::vector<hsize_t> chunk;  ///< empty: contiguous, fixed; else the first axis is unlimited
   int deflate = 0;             ///< 1-9: chunks are shuffled and deflated (repack only)
 };
-/// Creates the dataset and the groups above it, without a chunk cache: writes go straight to the
-/// file, byte for byte, so that a flush never rewrites a half-filled chunk. Unwritten elements read
-/// as NaN, -1 or 0 (u8).
+/// Creates the dataset and the groups above it. It has no chunk cache: writes go directly to the
+/// file, so a flush never rewrites a half-filled chunk. Unwritten elements read as NaN, -1 or 0
+/// (u8).
 Dataset create_dataset(const File& file, const std::string& path, const DatasetLayout& layout);
-/// A dataset of fixed extent whose rows lie in other files (HDF5's virtual datasets).
+/// A dataset of fixed extent with its rows in other files (a virtual dataset of HDF5).
 Dataset create_virtual_dataset(const File& file, const std::string& path, Element element,
                                const std::vector<hsize_t>& extent,
                                const std::vector<VirtualPart>& parts);
 bool exists(const File& file, const std::string& path);
-/// Throws CorruptTrace where the values of a dataset lie elsewhere: behind a link, in external
-/// storage, or behind a filter that HDF5 would load. A virtual dataset may refer to the files of
-/// `merged_of`, by a relative path. One that is missing passes.
+/// Throws CorruptTrace if the path contains a link, or if the dataset uses external storage or a
+/// filter that HDF5 would load. A virtual dataset may refer to the files of `merged_of`, by a
+/// relative path. A missing dataset passes.
 void check_inside(const File& file, const std::string& path);
-/// Throws CorruptTrace unless the dataset has `element` and `rank` axes, and as check_inside(). The
-/// parts of a virtual one are opened too, and read directly: HDF5 would give fill values for a file
-/// that is missing. Throws TraceError when one is missing or has other rows than it had.
+/// Throws CorruptTrace unless the dataset has `element` and `rank` axes, and as check_inside(). For
+/// a virtual dataset the parts are opened too and read directly, because HDF5 would give fill
+/// values for a missing file. Throws TraceError if a part is missing or its number of rows has
+/// changed.
 Dataset open_dataset(const File& file, const std::string& path, Element element, std::size_t rank);
 
 void set_extent(Dataset& dataset, std::span<const hsize_t> extent);
-/// Forgets cached metadata of a dataset somebody else is writing, and reads its extent anew.
+/// Drops cached metadata of a dataset that somebody else is writing, and reads its extent again.
 void refresh(Dataset& dataset);
 void flush(const Dataset& dataset);
 
-/// Writes or reads the box [start, start + count) from `data`; bf16 elements are raw words when
-/// writing and floats when reading.
+/// Writes or reads the box [start, start + count) from or into `data`. bf16 elements are raw words
+/// for write() and floats for read().
 void write(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
            const void* data);
 void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
           void* data);
 
-/// The same as read() without conversion: bf16 elements stay 16-bit words.
+/// As read(), but without conversion: bf16 elements stay 16-bit words.
 void read_words(const Dataset& dataset, std::span<const hsize_t> start,
                 std::span<const hsize_t> count, void* data);
 
-/// Reads one whole unfiltered chunk as it lies in the file, without the selections and the type
-/// comparison that read_words sets up each time. `offset` is its first element, `bytes` its size.
-/// False when there is no such chunk or it isn't stored that way: read_words then knows what to do.
+/// Reads one whole unfiltered chunk as it is in the file. This is faster than read_words, which
+/// sets up selections and compares types each time. `offset` is the chunk's first element, `bytes`
+/// its size. False if there is no such chunk or it is stored differently; use read_words then.
 bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* data,
                 std::size_t bytes);
 
-/// Asks the system to have one unfiltered chunk in memory soon, and from the first call on not to
-/// guess what else of the file may be wanted. No effect where there is no such chunk, or the file
-/// was not opened for reading only.
+/// Asks the system to load one unfiltered chunk into memory soon. From the first call on, the
+/// system reads nothing else of the file ahead. No effect without such a chunk, or if the file was
+/// not opened for reading only.
 void prefetch_chunk(const Dataset& dataset, std::span<const hsize_t> offset);
 
-/// Bytes the dataset's elements take in the file.
+/// Bytes that the dataset's elements take in the file.
 std::uint64_t stored_bytes(const Dataset& dataset);
 
 /// Stores one whole chunk; `offset` is its first element.
 void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const void* data,
                  std::size_t bytes);
 
-/// Whether the chunk with element `offset` was ever written. Throws TraceError when the index of
-/// the chunks can't be read: a chunk that can't be found is not one that was never written.
+/// Whether the chunk with element `offset` was ever written. Throws TraceError if the chunk index
+/// can't be read: then it is unknown whether the chunk was written.
 bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset);
-/// Where the chunk with element `offset` lies, also behind the end of the file; nullopt when it was
-/// never written. One look-up. Throws as chunk_written(). Only for files opened for reading.
+/// The place of the chunk with element `offset`, even if it is after the end of the file; nullopt
+/// if it was never written. Costs one look-up. Throws as chunk_written(). Only for files opened for
+/// reading.
 std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t> offset);
-/// Where the box [start, start + count) lies as it is, if it is one unfiltered chunk of a file
-/// opened for reading; of a virtual dataset, in the file of its part. nullopt otherwise, and where
-/// there is no such chunk or it can't be looked up: read_words then knows what to do.
+/// The place of the box [start, start + count), if it is one unfiltered chunk of a file opened for
+/// reading. For a virtual dataset, the place is in the file of its part. nullopt in all other
+/// cases, and if the chunk doesn't exist or can't be looked up; use read_words then.
 std::optional<OpenPlace> values_place(const Dataset& dataset, std::span<const hsize_t> start,
                                       std::span<const hsize_t> count);
-/// First row of the last chunk that the index of a chunked dataset knows, beyond its extent too;
-/// nullopt without any. Walks through all chunks.
+/// First row of the last chunk in the index of a chunked dataset, even if it is outside the extent;
+/// nullopt without chunks. Visits all chunks.
 std::optional<hsize_t> last_chunk_row(const Dataset& dataset);
-/// Where a contiguous dataset starts; nullopt when nothing was written.
+/// Where a contiguous dataset starts in the file; nullopt if nothing was written.
 std::optional<std::uint64_t> contiguous_address(const Dataset& dataset);
 
 /// Fixed-length attributes of the object at `path`.
@@ -211,7 +213,7 @@ void write_attribute(const File& file, const std::string& path, const std::strin
                      std::int64_t value);
 void write_attribute(const File& file, const std::string& path, const std::string& name,
                      double value);
-/// nullopt when there is no such attribute, or it isn't a fixed-length string / a number.
+/// nullopt if there is no such attribute, or if it isn't a fixed-length string or a number.
 std::optional<std::string> read_string_attribute(const File& file, const std::string& path,
                                                  const std::string& name);
 std::optional<std::int64_t> read_int_attribute(const File& file, const std::string& path,
@@ -219,9 +221,9 @@ std::optional<std::int64_t> read_int_attribute(const File& file, const std::stri
 std::optional<double> read_double_attribute(const File& file, const std::string& path,
                                             const std::string& name);
 
-/// A group and the groups above it; nothing happens where it exists.
+/// Creates a group and the groups above it, unless they exist.
 void create_group(const File& file, const std::string& path);
-/// A one-dimensional dataset of UTF-8 strings of any length.
+/// Writes a one-dimensional dataset of UTF-8 strings of any length.
 Dataset write_strings(const File& file, const std::string& path,
                       std::span<const std::string> values);
 

@@ -1,14 +1,14 @@
-// A file driver of our own around HDF5's default one, for files that are only read. It does what
-// the library offers no call for:
-//  - data behind the end of the file is an error. HDF5 gives zeros for it, so that a trace that was
-//    cut off would read as one whose last rows are zeros;
-//  - every opening is independent of the others: each refreshes what it knows of a file that is
+// Our own file driver around HDF5's default one, for files that are only read. The library has no
+// call for what it does:
+//  - Data after the end of the file is an error. HDF5 gives zeros, so the last rows of a cut trace
+//    would read as zeros.
+//  - Every opening of a file is independent. Each one refreshes its own view of a file that is
 //  being
-//    written, and no opening finds another one's old lengths and chunk indices;
-//  - a chunk's place in the file is told with one look-up in the chunk index, and a chunk can be
-//    asked for ahead: H5Dread_chunk looks the chunk up and calls the driver, which then only takes
-//    down the address. (H5Dget_chunk_info walks through all chunks in HDF5 1.10.)
-// Internal to decode_record; HDF5 1.13 changed what a driver is, and has none of this.
+//    written, and never uses the old lengths and chunk indices of another opening.
+//  - One look-up in the chunk index finds a chunk's place in the file, and a chunk can be loaded in
+//    advance. H5Dread_chunk looks the chunk up and calls the driver, which only notes the address.
+//    (H5Dget_chunk_info visits all chunks in HDF5 1.10.)
+// Internal to decode_record. HDF5 1.13 changed the driver interface; with it all this is off.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace blockscope::h5 {
 
-/// What the driver does with a read of elements while it lives on this thread.
+/// While it lives: what the driver does with reads of elements on this thread.
 class DriverMode {
  public:
   enum class Kind : std::uint8_t { read, prefetch, locate };
@@ -30,14 +30,14 @@ class DriverMode {
   static std::optional<OpenPlace> located();
 };
 
-/// The last read of this thread that reached behind the end of its file, once.
+/// The last read of this thread that went past the end of its file. Returned only once.
 struct BehindEnd {
   Place place;
   std::uint64_t file_bytes = 0;
 };
 std::optional<BehindEnd> take_behind_end();
 
-/// False where it can't be had.
+/// False if the driver is not available.
 bool set_reading_driver(const H5Plist& access);
 
 }  // namespace blockscope::h5

@@ -1,5 +1,5 @@
-// Merges attention states over disjoint key sets, on plain rows. merge_attention, the chunks of a long
-// prefix, and the `out` of split and reuse attention all use this one implementation.
+// Merges attention states over disjoint key sets, on plain rows. merge_attention, the chunks of a
+// long prefix, and the `out` of split and reuse attention all use this one implementation.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +19,9 @@ struct AttentionPart {
   float sum = 1.0f;
 };
 
-// Writes the merged output [dim] and returns its lse. Parts with max -inf hold no key and are skipped.
-// If only one finished part is left, the result is that part, bit for bit. The largest maximum is
-// subtracted before exp, so an lse of +-1e4 neither overflows nor vanishes.
+// Writes the merged output [dim] and returns its lse. Parts with max -inf hold no key and are
+// skipped. If only one finished part is left, the result is that part, bit for bit. The largest
+// maximum is subtracted before exp, so an lse of +-1e4 neither overflows nor vanishes.
 inline float merge_parts(const AttentionPart* parts, int64_t num_parts, int64_t dim, float* out) {
   float largest = kNegativeInfinity;
   int64_t live = 0;

@@ -1,5 +1,5 @@
-// block_topk recomputes scores tile by tile and turns them into probabilities with the given lse, so it
-// stores nothing of size T * N. Tasks share the keys, and one mean per key is kept.
+// block_topk recomputes scores tile by tile and turns them into probabilities with the given lse,
+// so it stores nothing of size T * N. Tasks share the keys, and one mean per key is kept.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 

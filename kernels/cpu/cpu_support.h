@@ -48,8 +48,8 @@ inline void store_rounded(const float* values, int64_t dim, Element element, voi
 // Whether a SerialScope lives on this thread.
 bool runs_serially();
 
-// Runs task(i) for i in [0, num_tasks) on the threads of ATen. A free thread takes the next task, because
-// tasks differ in size. The order doesn't matter: each task writes its own memory.
+// Runs task(i) for i in [0, num_tasks) on the threads of ATen. A free thread takes the next task,
+// because tasks differ in size. The order doesn't matter: each task writes its own memory.
 template <class Task>
 void parallel_tasks(int64_t num_tasks, const Task& task) {
   if (runs_serially()) {

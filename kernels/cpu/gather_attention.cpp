@@ -1,5 +1,5 @@
-// gather_attention and unselected_attention. They check and sort sets of positions for the CPU path of
-// split_attention.
+// gather_attention and unselected_attention. They check and sort sets of positions for the CPU path
+// of split_attention.
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -63,7 +63,8 @@ std::vector<int32_t> positions_of(const std::vector<uint64_t>& bits, int64_t len
   return positions;
 }
 
-// One set per KV head: the selected positions, or the others. A bitmap sorts them and finds duplicates.
+// One set per KV head: the selected positions, or the others. A bitmap sorts them and finds
+// duplicates.
 std::vector<KeySet> make_sets(const char* op, const AttentionSizes& sizes,
                               const SetArguments& arguments, bool selected) {
   std::vector<KeySet> sets(static_cast<size_t>(sizes.sequences * sizes.kv_heads));

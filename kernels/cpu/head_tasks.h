@@ -8,8 +8,8 @@
 
 namespace blockscope {
 
-/// Runs function(i) for i in [0, count), each with about `elements` numbers of work. Several heads share a
-/// task, because waking threads costs more than the heads of a small model.
+/// Runs function(i) for i in [0, count), each with about `elements` numbers of work. Several heads
+/// share a task, because waking threads costs more than the heads of a small model.
 template <typename Function>
 void for_each_head(int64_t count, int64_t elements, const Function& function) {
   constexpr int64_t kElementsPerTask = 1 << 15;

@@ -9,8 +9,8 @@
 
 namespace blockscope {
 
-/// At least `bytes` of uninitialised memory, in whole huge pages. Throws std::bad_alloc if memory is
-/// short.
+/// At least `bytes` of uninitialised memory, in whole huge pages. Throws std::bad_alloc if memory
+/// is short.
 class HugePages {
  public:
   explicit HugePages(std::size_t bytes);

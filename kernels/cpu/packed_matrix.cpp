@@ -83,7 +83,7 @@ struct PackedProducts {
     int64_t first_panel, end_panel;
   };
 
-  // Orders of magnitude: the work of a core in a microsecond, and the work that pays for starting threads.
+  // Orders of magnitude: the work of a core in a microsecond, and the work that is worth threads.
   static constexpr double kBytesPerUs = 2e4, kProductsPerUs = 5e4;
   static constexpr double kWorthThreadsUs = 8.0;
   static constexpr int64_t kTasksPerThread = 8;

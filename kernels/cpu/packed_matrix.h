@@ -1,10 +1,10 @@
 // The weights of linear layers, arranged once for products with few rows.
 //
 // A decoding pass multiplies a few dozen rows by constant weights, so it streams the weights from
-// memory. Each thread reads its share from start to end (panels, linear_kernels.h), from huge pages if
-// the system has them. There are products of float32 and bfloat16 for CPUs with AVX-512 (bfloat16: with
-// AMX, or else with AVX512-BF16). Sums are float32 and rounded once. A row of the result never depends
-// on the other rows or on the number of threads.
+// memory. Each thread reads its share from start to end (panels, linear_kernels.h), from huge pages
+// if the system has them. There are products of float32 and bfloat16 for CPUs with AVX-512
+// (bfloat16: with AMX, or else with AVX512-BF16). Sums are float32 and rounded once. A row of the
+// result never depends on the other rows or on the number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,8 @@ class PackedMatrix {
  public:
   PackedMatrix() = default;
 
-  /// Whether this CPU has kernels for `weight` [out, in]: for its dtype, with rows of a multiple of 4
-  /// bytes.
+  /// Whether this CPU has kernels for `weight` [out, in]: for its dtype, with rows of a multiple of
+  /// 4 bytes.
   static bool fits(const at::Tensor& weight);
 
   /// x -> x weight^T + bias. weight [out, in]; bias [out] of the same dtype, or undefined. Throws
@@ -52,12 +52,13 @@ struct MatrixRows {
   int64_t rows = 0;
 };
 
-/// Multiplies matrices of one shape with consecutive rows of x [R, in] -> [R, out], in one pass. The first
-/// matrix takes the first rows, and so on; the numbers of rows add up to R. For a mixture of experts.
+/// Multiplies matrices of one shape with consecutive rows of x [R, in] -> [R, out], in one pass.
+/// The first matrix takes the first rows, and so on; the numbers of rows add up to R. For a mixture
+/// of experts.
 at::Tensor packed_products(const at::Tensor& x, std::span<const MatrixRows> matrices);
 
-/// Multiplies x [..., in] with each of several matrices of one dtype and depth -> [..., out] each, in one
-/// pass. For a layer's queries, keys and values.
+/// Multiplies x [..., in] with each of several matrices of one dtype and depth -> [..., out] each,
+/// in one pass. For a layer's queries, keys and values.
 std::vector<at::Tensor> packed_products(const at::Tensor& x,
                                         const std::vector<const PackedMatrix*>& matrices);
 

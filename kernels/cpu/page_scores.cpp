@@ -50,7 +50,7 @@ inline float to_float(at::BFloat16 value) {
 
 template <class Scalar>
 float page_score(const SignedParts& parts, const Scalar* max, const Scalar* min, int64_t dim) {
-  constexpr int64_t kLanes = 16;  // partial sums: a fixed order, without a dependency chain in the loop
+  constexpr int64_t kLanes = 16;  // partial sums: fixed order, no dependency chain
   float sums[kLanes] = {};
   int64_t d = 0;
   for (; d + kLanes <= dim; d += kLanes) {

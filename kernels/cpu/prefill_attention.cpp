@@ -1,5 +1,5 @@
-// prefill_attention. A task is a tile of query tokens times the G query heads of a KV head. It walks the
-// keys that its last row sees. The longest tasks come first, so threads finish together.
+// prefill_attention. A task is a tile of query tokens times the G query heads of a KV head. It
+// walks the keys that its last row sees. The longest tasks come first, so threads finish together.
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -84,7 +84,7 @@ at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at:
       const int64_t blocks = (query_start + t) / block_length + 1;
       visible_end[static_cast<size_t>(row)] = std::min(length, blocks * block_length);
     }
-    const int64_t end = visible_end[static_cast<size_t>(tokens - 1)];  // the last token sees the most keys
+    const int64_t end = visible_end[static_cast<size_t>(tokens - 1)];  // the last token sees most
     tile.attend(key_range(keys, values, task.sequence, task.kv_head), 0, end,
                 static_cast<float>(scale), visible_end.data());
     std::vector<float> row_out(static_cast<size_t>(sizes.dim));

@@ -1,5 +1,5 @@
-// Shared parts of block_topk and topk_sets: checked arguments, and the probabilities of the keys of one
-// KV head, tile by tile, recomputed from the scores with the given lse. Internal to kernels.
+// Shared parts of block_topk and topk_sets: checked arguments, and the probabilities of the keys of
+// one KV head, tile by tile, recomputed from the scores with the given lse. Internal to kernels.
 #pragma once
 
 #include <array>
@@ -58,7 +58,8 @@ class ProbabilityRows {
     return sums_;
   }
 
-  // The same for num_tokens tokens of G rows each, from row 0. See TileKernels::token_probabilities.
+  // The same for num_tokens tokens of G rows each, from row 0. See
+  // TileKernels::token_probabilities.
   void token_means(int64_t num_tokens, int64_t stride, float* means, float* totals) {
     best_tile_kernels().token_probabilities(scores_, lse_.data(), num_tokens,
                                             arguments_.sizes.group, count_, arguments_.scale,

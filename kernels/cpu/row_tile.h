@@ -1,6 +1,6 @@
-// The attention state of a tile of query rows: queries, running maximum, running sum and unnormalised
-// output. It accumulates any number of key ranges. Each task has one object. The buffers belong to the
-// thread, so only one object may be alive per thread.
+// The attention state of a tile of query rows: queries, running maximum, running sum and
+// unnormalised output. It accumulates any number of key ranges. Each task has one object. The
+// buffers belong to the thread, so only one object may be alive per thread.
 #pragma once
 
 #include <cstdint>
@@ -34,21 +34,21 @@ class RowTile {
   void attend(const KeyRange& range, int64_t begin, int64_t end, float scale,
               const int64_t* visible_end = nullptr);
 
-  // From now on, attend() also stores its weights and the maximum that they are relative to. For tile i of
-  // the range and row r, they are at weights[(i * stride + r) * kTileKeys] and max[i * stride + r]. Each
-  // range must begin at a new tile.
+  // From now on, attend() also stores its weights and the maximum that they are relative to. For
+  // tile i of the range and row r, they are at weights[(i * stride + r) * kTileKeys] and max[i *
+  // stride + r]. Each range must begin at a new tile.
   void keep_weights(float* weights, float* max, int64_t stride);
 
   // Raw scores of keys [begin, begin + count), count <= kTileKeys: [num_rows, kTileKeys].
   const float* score_tile(const KeyRange& range, int64_t begin, int64_t count);
 
-  // The unfinished state of a row, valid while this object lives. A row with only NaN scores has a NaN
-  // maximum, so a merge does not mistake it for an empty row.
+  // The unfinished state of a row, valid while this object lives. A row with only NaN scores has a
+  // NaN maximum, so a merge does not mistake it for an empty row.
   AttentionPart row_state(int64_t row) const;
 
  private:
-  /// Multiplies the weights of a tile of `count` keys with its values, while it prefetches keys [next,
-  /// next + next_count).
+  /// Multiplies the weights of a tile of `count` keys with its values, while it prefetches keys
+  /// [next, next + next_count).
   void accumulate(const KeyRange& range, int64_t count, int64_t next, int64_t next_count);
 
   const TileKernels& kernels_;
@@ -67,8 +67,8 @@ class RowTile {
   int64_t kept_stride_ = 0;
 };
 
-// Keys per task. They depend only on the length, so results depend neither on the number of threads nor
-// on the rest of the batch. At most 16 partial states per row.
+// Keys per task. They depend only on the length, so results depend neither on the number of threads
+// nor on the rest of the batch. At most 16 partial states per row.
 int64_t keys_per_chunk(int64_t num_keys);
 
 }  // namespace blockscope

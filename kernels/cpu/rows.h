@@ -1,4 +1,4 @@
-// Rows of a tensor as what a decoder does to its rows (row_ops.h) walks them on the CPU.
+// Rows of a tensor for the operators of row_ops.h on the CPU.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -12,7 +12,7 @@
 
 namespace blockscope {
 
-/// Rows of up to 4 dimensions, by their number in the order of a contiguous tensor.
+/// Rows of a tensor of up to 4 dimensions, numbered in the order of a contiguous tensor.
 class Rows {
  public:
   explicit Rows(const at::Tensor& x)
@@ -31,7 +31,7 @@ class Rows {
   int64_t count() const { return count_; }
   int64_t dim() const { return dim_; }
   int64_t row_bytes() const { return dim_ * bytes_; }
-  /// Where row `index` stands in the first, second and third of the dimensions before the last.
+  /// The place of row `index` in the three dimensions before the last.
   std::array<int64_t, 3> place(int64_t index) const {
     return {index / (size_[1] * size_[2]), index / size_[2] % size_[1], index % size_[2]};
   }
@@ -48,10 +48,10 @@ class Rows {
   std::array<int64_t, 3> stride_{};
 };
 
-/// task(i) for `rows` rows that have so many elements in all.
+/// Runs task(i) for `rows` rows with `elements` elements in total.
 template <class Task>
 void run_rows(int64_t rows, int64_t elements, const Task& task) {
-  constexpr int64_t kGrain = 1 << 14;  // elements that are worth a thread
+  constexpr int64_t kGrain = 1 << 14;  // elements that pay for a thread
   const auto run = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) task(i);
   };

@@ -1,8 +1,8 @@
-// One pass over the keys. A task has up to kMaxRows query rows of one KV head (the query heads that need
-// the prefix, times the query tokens) and one chunk of external keys. It leaves an unfinished state per
-// row. Other tasks do the internal keys with their own accumulators. The thread that ends the last task
-// of a KV head merges its chunk states, in the order of the keys, into the external pair. It then merges
-// the external and internal pairs into `out`.
+// One pass over the keys. A task has up to kMaxRows query rows of one KV head (the query heads that
+// need the prefix, times the query tokens) and one chunk of external keys. It leaves an unfinished
+// state per row. Other tasks do the internal keys with their own accumulators. The thread that ends
+// the last task of a KV head merges its chunk states, in the order of the keys, into the external
+// pair. It then merges the external and internal pairs into `out`.
 #include "kernels/cpu/split_attention_cpu.h"
 
 #include <ATen/ops/empty.h>
@@ -140,8 +140,8 @@ class SplitAttentionRun {
     }
   }
 
-  // Uses the same tiles as a whole range of `count` keys, so a set of neighbouring keys gives the same
-  // bits as their range.
+  // Uses the same tiles as a whole range of `count` keys, so a set of neighbouring keys gives the
+  // same bits as their range.
   void attend_gathered(RowTile& tile, const KeyRange& keys, const int32_t* positions,
                        int64_t count) {
     const int64_t row_bytes = sizes_.dim * element_bytes(element_);

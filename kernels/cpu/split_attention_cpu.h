@@ -24,7 +24,7 @@ struct ExternalSource {
   at::Tensor cached_lse;       // [S, H, T]
   std::vector<KeySet> sets;    // [S * K]; empty: every KV head reads its whole prefix
   at::Tensor residual;         // [S, H, T, D] float32 contiguous: a third part of `out`, for keys
-  at::Tensor lse_residual;     // [S, H, T]    that are in no set; undefined: there is none
+  at::Tensor lse_residual;     // [S, H, T]    outside the sets; undefined if there is none
 };
 
 SourcedAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,

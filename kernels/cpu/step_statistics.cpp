@@ -38,7 +38,8 @@ float mean_similarity(const HeadAttention& a, const HeadAttention& b, const Head
   });
 }
 
-/// The weight of the external side in the merge with the internal side, for each row of a head: [B].
+/// The weight of the external side in the merge with the internal side, for each row of a head:
+/// [B].
 std::vector<float> external_weights(const HeadAttention& external, const LayerStep& step,
                                     const HeadShape& shape, int64_t head) {
   std::vector<float> weight(static_cast<size_t>(shape.block));

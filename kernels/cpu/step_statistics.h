@@ -1,6 +1,7 @@
-// Per-head statistics between two denoising steps of one sequence. They run at every layer of every step.
-// One walk over the heads computes all statistics of a layer while a head's rows are in the cache. Rows
-// that a pass did not compute hold NaN. Sums and means leave them out; a mean of no rows is NaN.
+// Per-head statistics between two denoising steps of one sequence. They run at every layer of every
+// step. One walk over the heads computes all statistics of a layer while a head's rows are in the
+// cache. Rows that a pass did not compute hold NaN. Sums and means leave them out; a mean of no
+// rows is NaN.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +19,8 @@ struct HeadShape {
   int64_t dim = 0;    // D, channels of a row
 };
 
-/// The external or internal attention of one sequence at one layer. A view that keeps the batch's tensors
-/// alive.
+/// The external or internal attention of one sequence at one layer. A view that keeps the batch's
+/// tensors alive.
 struct HeadAttention {
   at::Tensor outputs, lses;       // of the whole batch
   const float* output = nullptr;  // [H, B, D]
@@ -31,8 +32,8 @@ struct HeadAttention {
   bool defined() const { return output != nullptr; }
 };
 
-/// Vectors of a block's first step. Later steps are compared with them, at unit length. They keep no
-/// tensor of the pass alive.
+/// Vectors of a block's first step. Later steps are compared with them, at unit length. They keep
+/// no tensor of the pass alive.
 struct FirstRows {
   at::Tensor rows;           // [H, B, D] of any float type
   std::vector<float> scale;  // [H, B]: row * scale has length 1; a zero vector stays zero
@@ -53,8 +54,8 @@ struct RowGaps {
 struct LayerStep {
   HeadAttention external, internal;            // of this step
   HeadAttention last_external, last_internal;  // of the previous step
-  /// The external pair that each reuse rule takes (FlashBlock's M < tau). If the rule recomputes this step,
-  /// the pair is `external` itself.
+  /// The external pair that each reuse rule takes (FlashBlock's M < tau). If the rule recomputes
+  /// this step, the pair is `external` itself.
   std::vector<HeadAttention> source;
   at::Tensor query;  // [S, H, B, D] of the batch; only `row` is used
   int64_t row = 0;
@@ -95,8 +96,8 @@ struct FirstPrediction {
   bool defined() const { return rows.logits.defined(); }
 };
 
-/// KL(p_first || p_now) per position in nats -> [B] (MAGE Table 2, S1). NaN for positions that are not
-/// `masked`, or for which one of both has no row.
+/// KL(p_first || p_now) per position in nats -> [B] (MAGE Table 2, S1). NaN for positions that are
+/// not `masked`, or for which one of both has no row.
 std::vector<float> masked_kl(const FirstPrediction& first, const PredictionRows& now,
                              const std::vector<bool>& masked);
 

@@ -57,9 +57,9 @@ void TopKSelector::drop_last_of(int32_t rank) {
   size_ = kept;
 }
 
-// A lower bound of the k-th best: the k-th largest of the maxima of at least k disjoint groups. Groups
-// are strided, so neighbours with large probabilities are in different groups. A NaN loses every
-// comparison. A group of only NaN keeps -1, which is below every probability.
+// A lower bound of the k-th best: the k-th largest of the maxima of at least k disjoint groups.
+// Groups are strided, so neighbours with large probabilities are in different groups. A NaN loses
+// every comparison. A group of only NaN keeps -1, which is below every probability.
 void TopKSelector::raise_bound(const float* probabilities, int64_t count) {
   const auto k = static_cast<int64_t>(k_);
   const int64_t members = count / (2 * k);

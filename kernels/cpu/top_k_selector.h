@@ -14,10 +14,10 @@ class TopKSelector {
   // Forgets the stream and keeps the memory.
   void restart(int64_t k);
 
-  // Takes (probabilities[i], first + i) for i < count. Probabilities are >= 0 or NaN; NaN ranks last.
-  // Positions must rise from call to call. Of equal probabilities, the lower position is kept. `guess`: an
-  // estimate of the k-th best, such as that of a similar stream; a wrong one costs only time. Returns
-  // whether the guess was useful.
+  // Takes (probabilities[i], first + i) for i < count. Probabilities are >= 0 or NaN; NaN ranks
+  // last. Positions must rise from call to call. Of equal probabilities, the lower position is
+  // kept. `guess`: an estimate of the k-th best, such as that of a similar stream; a wrong one
+  // costs only time. Returns whether the guess was useful.
   bool push_range(const float* probabilities, int64_t count, int32_t first, float guess = -1.0f);
 
   // The k-th best so far; -1 if there are fewer than k.

@@ -1,7 +1,7 @@
-// topk_sets and token_topk walk the keys once for all sets of a KV head. A task takes the queries of as
-// many tokens as fit a tile. It turns the scores of kChunkKeys keys at a time into the tokens' mean
-// probabilities. It passes each token's probabilities to that token's selector, and adds them to the
-// sums for the block's set.
+// topk_sets and token_topk walk the keys once for all sets of a KV head. A task takes the queries
+// of as many tokens as fit a tile. It turns the scores of kChunkKeys keys at a time into the
+// tokens' mean probabilities. It passes each token's probabilities to that token's selector, and
+// adds them to the sums for the block's set.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>

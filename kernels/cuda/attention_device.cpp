@@ -1,4 +1,4 @@
-// split_attention and its kin on a device.
+// split_attention and related operators on a device.
 #include <ATen/ops/empty.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -23,8 +23,8 @@ constexpr const char* kReuse = "reuse_attention";
 constexpr const char* kGather = "gather_attention";
 constexpr const char* kUnselected = "unselected_attention";
 
-// Where the external pairs come from if not from the whole prefix; the members of SplitCall as
-// tensors on the device, contiguous, undefined where the call has none.
+// Sources of the external pairs other than the whole prefix: members of SplitCall as contiguous
+// tensors on the device. Undefined if the call has none.
 struct DeviceSource {
   at::Tensor reuse;  // [S, H] bool
   at::Tensor cached_external;
@@ -65,12 +65,11 @@ Arguments check_arguments(const char* op, const at::Tensor& q, const at::Tensor&
 
 struct KeptFlags {
   at::Tensor flags;
-  c10::Stream stream;  // that the copy was queued on: on another one it may not be there yet
+  c10::Stream stream;  // the copy was queued on it; other streams may not see the copy yet
 };
 
-// Flags of the heads on a device. A policy asks with the same ones at every step of a block, and a
-// graph, which is launched on the stream of the steps before it, can't copy them: they are kept
-// there, as many as fit, and none is ever given up.
+// Flags of the heads on a device, kept there. A policy uses the same flags at every step of a
+// block, and a graph can't copy them. As many as fit are kept, and none is ever released.
 at::Tensor kept_flags(const at::Tensor& mask, at::Device device) {
   constexpr size_t kMost = 4096;
   using Flags = std::vector<int64_t>;  // sizes, then values
@@ -130,7 +129,7 @@ SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
   for (int64_t s = 0; s < count; ++s) {
     const int length = static_cast<int>(arguments.lengths[static_cast<size_t>(first + s)]);
     call.lengths[s] = length;
-    // A set may hold fewer keys than the prefix in more chunks.
+    // A set may hold fewer keys than the prefix, in more chunks.
     const int chunks =
         source.counts.defined() ? std::min(kMaxChunks, (length + 255) / 256) : num_chunks(length);
     call.max_chunks = std::max(call.max_chunks, chunks);
@@ -158,7 +157,7 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
   for (int64_t first = 0; any && first < sizes.sequences; first += kMaxSequencesPerCall) {
     const int64_t count = std::min<int64_t>(kMaxSequencesPerCall, sizes.sequences - first);
     SplitCall call = make_call(arguments, source, result, first, count);
-    // Given back while the kernels wait in the queue: torch gives it out again behind them.
+    // Released while the kernels wait in the queue: torch reuses it only after them.
     const at::Tensor states = at::empty({state_floats(call)}, floats);
     call.states = states.mutable_data_ptr<float>();
     queue.launch(queue.kernels.split_attention, call);
@@ -166,7 +165,7 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
   return result;
 }
 
-// Sorts the sets on the device, and waits for its verdict on them unless they are trusted.
+// Sorts the sets on the device, and waits for the check of the sets unless they are trusted.
 void make_sets(const char* op, const DeviceQueue& queue, const Arguments& arguments,
                const at::Tensor& index, const at::Tensor& dense, bool selected,
                DeviceSource& source) {

@@ -1,6 +1,6 @@
-// Calls of the smaller operators on a device, as split_attention_launch.h has those of
-// split_attention: plain numbers and pointers, for the GPU and for the emulator. One plain kernel
-// or two each, correct before fast. No torch here.
+// Calls of the smaller operators on a device: plain numbers and pointers, for the GPU and the
+// emulator, as in split_attention_launch.h. Each operator is one or two simple kernels, written for
+// correctness before speed. No torch here.
 #pragma once
 
 #include <string>
@@ -33,18 +33,18 @@ struct SimilarityCall {
   float* cosines = nullptr;
 };
 
-// Why a set of positions is refused; more than one may hold.
+// Why a set of positions is refused. Several bits may be set.
 enum SetFault : int32_t { kOutside = 1, kTwice = 2 };
 
-// The positions of each set [S, K], or those of the prefix that are in no set, ascending.
+// The positions of each set [S, K], or the positions of the prefix outside the set, ascending.
 struct SelectCall {
   int sequences = 0;
   int kv_heads = 0;
   int per_set = 0;  // k
-  int words = 0;    // of 32 positions, for the longest prefix
+  int words = 0;    // words of 32 positions, for the longest prefix
   bool selected = true;
   const int32_t* index = nullptr;  // [S, K, k]: -1 or a position
-  const bool* dense = nullptr;     // [S], where given: count -1
+  const bool* dense = nullptr;     // [S], or null: sequences with count -1
   uint32_t* bits = nullptr;        // [S, K, words]
   int64_t capacity = 0;
   int32_t* positions = nullptr;  // [S, K, capacity]
@@ -53,8 +53,8 @@ struct SelectCall {
   int32_t lengths[kMaxSequencesPerCall] = {};
 };
 
-// Mean probabilities of external keys over the queries of a KV head: of all tokens together
-// (num_sets 1) or of tokens [first_token, first_token + num_sets) each.
+// Mean probabilities of external keys over the queries of a KV head: for all tokens together
+// (num_sets 1), or for each of the tokens [first_token, first_token + num_sets).
 struct MeansCall {
   DeviceFloat type = DeviceFloat::kFloat32;
   int sequences = 0;
@@ -67,7 +67,7 @@ struct MeansCall {
   int first_token = 0;
   int num_sets = 0;
   bool per_token = false;
-  int keys_per_block = 0;  // of a thread block, on tensor cores; the launch sets it
+  int keys_per_block = 0;  // keys of a thread block, on tensor cores; set by the launch
   float scale = 0.0f;
   float scale_log2 = 0.0f;  // scale * log2(e)
   DeviceRows q, k_ext;
@@ -78,19 +78,19 @@ struct MeansCall {
 
 constexpr int kMostSortedInShared = 4096;  // entries of a row
 
-// The k largest of each row of means, by falling value, ties to the lower position, NaN last; -1
-// and 0 behind the length of the sequence.
+// The k largest of each row of means, by falling value, ties to the lower position, NaN last. -1
+// and 0 fill the places after the length of the sequence.
 struct TopKCall {
   int sequences = 0;
   int rows_per_sequence = 0;  // K
-  int num_sets = 0;           // rows of `means` of a KV head
-  int sets_per_head = 0;      // rows of the results of a KV head
-  int first_set = 0;          // of the results
+  int num_sets = 0;           // rows of `means` per KV head
+  int sets_per_head = 0;      // rows of the results per KV head
+  int first_set = 0;          // first row of the results
   int k = 0;
   int padded = 0;  // a power of two, at least min(k, max_length)
   int max_length = 0;
   const float* means = nullptr;
-  uint64_t* entries = nullptr;   // [S, K, num_sets, padded], where padded > kMostSortedInShared
+  uint64_t* entries = nullptr;   // [S, K, num_sets, padded]; used if padded > kMostSortedInShared
   int32_t* index = nullptr;      // [S, K, sets_per_head, k]
   float* probability = nullptr;  // the same
   int32_t lengths[kMaxSequencesPerCall] = {};
@@ -124,8 +124,8 @@ struct PageScoresCall {
   int sequences = 0;
   int kv_heads = 0;
   int group = 0;
-  int tokens = 0;    // of a set
-  int num_sets = 0;  // of a KV head
+  int tokens = 0;    // tokens per set
+  int num_sets = 0;  // sets per KV head
   int dim = 0;
   int pages = 0;
   int64_t page_size = 0;
@@ -161,15 +161,15 @@ struct NormCall {
   bool aligned = false;  // every row starts and ends at a multiple of 16 bytes
   bool weight_first = false;
   float eps = 0.0f;
-  DeviceRows x, y;  // y: of add_rms_norm_rows
+  DeviceRows x, y;  // y: only for add_rms_norm_rows
   const void* weight = nullptr;
-  void* sum = nullptr;  // x + y, where there is a y
+  void* sum = nullptr;  // x + y, if there is a y
   void* out = nullptr;
 };
 
 constexpr int kMaxTurnedTensors = 2;  // queries and keys
 
-// norm_rotate_rows: rows of several tensors [S, heads, tokens, dim], one behind the other.
+// norm_rotate_rows: rows of several tensors [S, heads, tokens, dim], one after the other.
 struct RotateCall {
   struct Part {
     int heads = 0;
@@ -181,12 +181,12 @@ struct RotateCall {
     void* out = nullptr;
   };
   DeviceFloat type = DeviceFloat::kFloat32;
-  bool float_table = false;  // cos and sin are float32, or else of `type`
-  bool aligned = false;      // as above, halves of the turning channels too
+  bool float_table = false;  // cos and sin are float32; else they have `type`
+  bool aligned = false;      // as above, also for the halves of the turning channels
   int tokens = 0;
   int dim = 0;
   int turning = 0;      // channels that turn, even
-  int64_t rows = 0;     // of all parts
+  int64_t rows = 0;     // rows of all parts
   DeviceRows cos, sin;  // [S or 1, 1, tokens, turning]
   Part parts[kMaxTurnedTensors];
 };
@@ -219,11 +219,11 @@ struct GateCall {
   LAUNCH(rotate, RotateCall)          \
   LAUNCH(gate, GateCall)
 
-// `stream` is a cudaStream_t; the emulator has none and runs the call at once.
+// `stream` is a cudaStream_t. The emulator has no streams and runs the call at once.
 #define BLOCKSCOPE_LAUNCH(name, Call) void launch_##name(const Call& call, void* stream);
 namespace cuda {
 BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_LAUNCH)
-// "compute capability 7.5", where this library has no code for the current GPU; else "".
+// "compute capability 7.5" if this library has no code for the current GPU; else "".
 std::string missing_code();
 }  // namespace cuda
 namespace emulated {
@@ -233,8 +233,8 @@ BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_LAUNCH)
 
 }  // namespace blockscope
 
-// Their kernels and launches, but split_attention's: for the one file of a backend that compiles
-// them.
+// The kernels and launches of all operators except split_attention, for the one file of a backend
+// that compiles them.
 #if defined(BLOCKSCOPE_COMPILES_LAUNCHES)
 #include "kernels/cuda/page_device.cuh"
 #include "kernels/cuda/prefill_device.cuh"

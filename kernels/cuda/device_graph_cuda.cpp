@@ -1,5 +1,5 @@
-// DeviceGraph on a GPU. Needs c10_cuda alone: at::cuda::CUDAGraph, which does the same and keeps
-// the random numbers' state besides, is in libtorch_cuda, and so are its symbols.
+// DeviceGraph on a GPU. It needs only c10_cuda. at::cuda::CUDAGraph does the same, and also keeps
+// the state of random numbers, but it needs libtorch_cuda.
 #include "kernels/cuda/device_graph_cuda.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -19,8 +19,8 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 // Torch numbers its own pools from 1 on.
 constexpr c10::MempoolId_t kPool{0, 0xb10c'5c09'e000'0000};
 
-// All graphs of a device are captured on one stream, for which torch takes its workspaces once,
-// into one pool, which is never given up: torch refuses a pool that was.
+// All graphs of a device are captured on one stream, so torch allocates its workspaces once. They
+// use one pool that is never released, because torch refuses a released pool.
 c10::cuda::CUDAStream capture_stream(c10::DeviceIndex device) {
   static std::mutex mutex;
   static std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
@@ -31,7 +31,7 @@ c10::cuda::CUDAStream capture_stream(c10::DeviceIndex device) {
   return streams.emplace(device, c10::cuda::getStreamFromPool(false, device)).first->second;
 }
 
-// Between begin() and end(), memory that is taken on a stream comes from the graphs' pool.
+// Between begin() and end(), memory allocated on a stream comes from the graphs' pool.
 class PoolUse {
  public:
   explicit PoolUse(c10::DeviceIndex device) : device_(device) {}
@@ -57,7 +57,7 @@ class CudaGraph final : public DeviceGraph {
   explicit CudaGraph(const std::function<void()>& work)
       : device_(c10::cuda::current_device()), pool_(device_) {
     cudaGraph_t graph = captured(work);
-    // What a graph of hundreds of kernels takes on the device is uploaded at its first launch.
+    // The data of a graph with hundreds of kernels is uploaded at its first launch.
     const cudaError_t error = cudaGraphInstantiate(&graph_, graph, 0);
     C10_CUDA_CHECK_WARN(cudaGraphDestroy(graph));
     C10_CUDA_CHECK(error);
@@ -76,14 +76,14 @@ class CudaGraph final : public DeviceGraph {
     cudaGraph_t graph = nullptr;
     pool_.begin(stream.stream());
     try {
-      // Other threads may wait, allocate and copy meanwhile.
+      // Other threads may wait, allocate and copy during the capture.
       C10_CUDA_CHECK(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeThreadLocal));
       try {
         work();
       } catch (...) {
         (void)cudaStreamEndCapture(stream.stream(), &graph);
         if (graph != nullptr) (void)cudaGraphDestroy(graph);
-        (void)cudaGetLastError();  // that the capture was cut short is no news to the next caller
+        (void)cudaGetLastError();  // clear the error of the cut capture for the next caller
         throw;
       }
       C10_CUDA_CHECK(cudaStreamEndCapture(stream.stream(), &graph));

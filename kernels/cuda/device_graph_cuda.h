@@ -1,4 +1,4 @@
-// CaptureGraph of a GPU (device_graph.h). Throws c10::Error for what CUDA refuses.
+// CaptureGraph of a GPU (device_graph.h). Throws c10::Error for an error of CUDA.
 #pragma once
 
 #include "kernels/cuda/device_graph.h"

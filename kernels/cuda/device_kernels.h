@@ -1,6 +1,5 @@
-// The launches of one backend, and the queue they go to. The operators on devices
-// (device_operators.h) are written against this, so that the GPU and the emulator run the same
-// checks, workspace and calls.
+// The launches of one backend, and their queue. The operators on devices (device_operators.h) use
+// this interface, so the GPU and the emulator run the same checks, workspaces and calls.
 #pragma once
 
 #include <functional>
@@ -21,12 +20,12 @@ struct DeviceKernels {
 #undef BLOCKSCOPE_KERNEL
 };
 
-// `enqueue` calls its argument with the stream on which the caller's work is queued, then or later:
-// it holds copies of everything but device memory.
+// `enqueue` calls its argument, at once or later, with the stream of the caller's queued work. The
+// argument holds copies of everything except device memory.
 struct DeviceQueue {
   DeviceKernels kernels;
   std::function<void(std::function<void(void* stream)>)> enqueue;
-  std::string (*missing_code)() = nullptr;  // why the current device can't run them; empty: it can
+  std::string (*missing_code)() = nullptr;  // why this device can't run them; empty if it can
   CaptureGraph capture = nullptr;           // null: the device has no graphs
 
   template <class Call>

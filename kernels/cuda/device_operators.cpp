@@ -43,7 +43,7 @@ bool captures_graph() { return captures; }
 
 at::Tensor copied_to(const at::Tensor& host, at::Device device) {
   if (host.device() == device) return host;
-  TORCH_CHECK(!captures, "copied_to: a graph can't keep a copy from the host");
+  TORCH_CHECK(!captures, "copied_to: a graph can't record a copy from the host");
   return host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
 }
 

@@ -1,7 +1,7 @@
-// The operators of ops.h on a device other than the CPU. ops.h's functions look at the device of
-// their first tensor and go to the kernels of its queue, which the device's library sets when it is
-// loaded: libblockscope_kernels_cuda.so for CUDA. Without it they are made of torch operators
-// (fallback_operators.h). Who stays on the CPU loads nothing of either.
+// The operators of ops.h on a device other than the CPU. The functions of ops.h use the kernels of
+// the queue of their first tensor's device. The device's library sets the queue when it is loaded;
+// for CUDA, it is libblockscope_kernels_cuda.so. Without this library, torch operators replace the
+// kernels (fallback_operators.h). Work on the CPU loads neither.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,32 +18,32 @@ namespace blockscope {
 
 void set_cuda_queue(const DeviceQueue& queue);
 
-// Why the kernels of CUDA's queue can't run on the current device; empty: they can, or there are
-// none.
+// Why the kernels of CUDA's queue can't run on the current device; empty if they can, or if there
+// is no queue.
 std::string missing_cuda_code();
 
-// Whether work of this device can be kept as graphs (device_graph.h).
+// Whether this device supports graphs (device_graph.h).
 bool has_graphs(at::Device device);
-// As CaptureGraph says, on that device; it must have graphs. A copy from the host through
-// copied_to() is refused: its memory is given out again before the graph runs.
+// Captures a graph (CaptureGraph) on a device that supports graphs. A copy from the host through
+// copied_to() is refused, because its memory is reused before the graph runs.
 std::unique_ptr<DeviceGraph> capture_graph(at::Device device, const std::function<void()>& work);
-// Whether this thread is within such work.
+// Whether this thread is capturing a graph.
 bool captures_graph();
 
-// A tensor of the host on a device, without waiting for it: from pageable memory the copy would.
-// What was pinned for it is given out again only when the copy is done.
+// Copies a tensor of the host to a device without waiting. It pins memory for the copy, because a
+// copy from pageable memory waits. The pinned memory is reused only after the copy is done.
 at::Tensor copied_to(const at::Tensor& host, at::Device device);
 
-// A tensor's device, which is current while this lives. False where `tensor` is undefined or on the
+// Makes a tensor's device current while this object lives. False if `tensor` is undefined or on the
 // CPU.
 class DeviceScope {
  public:
   explicit DeviceScope(const at::Tensor& tensor);
   explicit operator bool() const { return on_device_; }
   bool has_kernels() const { return queue_ != nullptr; }
-  const DeviceQueue& queue() const { return *queue_; }  // where it has kernels
+  const DeviceQueue& queue() const { return *queue_; }  // only if has_kernels()
 
-  // An operator by the device's kernels, or by torch's operators where it has none.
+  // Runs an operator with the device's kernels, or with torch operators if it has none.
   template <class Kernels, class Fallback, class... Arguments>
   auto run(const Kernels& kernels, const Fallback& fallback, const Arguments&... arguments) const {
     return has_kernels() ? kernels(queue(), arguments...) : fallback(arguments...);
@@ -63,9 +63,9 @@ struct OnQueue<Result(Arguments...)> {
 };
 
 // <name>_on(queue, ...): an operator on the device of its first tensor. It checks its arguments,
-// makes results and workspace, and gives the queue calls that only need to be handed to kernels.
-// Arguments, results and errors are those of ops.h and row_ops.h; lengths, masks and `dense` stay
-// on the CPU; split_attention keeps no weights.
+// allocates results and workspace, and puts complete kernel calls into the queue. Arguments,
+// results and errors are those of ops.h and row_ops.h. Lengths, masks and `dense` stay on the CPU.
+// split_attention keeps no weights.
 #define BLOCKSCOPE_ON_QUEUE(name) OnQueue<decltype(name)>::type name##_on;
 BLOCKSCOPE_OPERATORS(BLOCKSCOPE_ON_QUEUE)
 BLOCKSCOPE_ROW_OPERATORS(BLOCKSCOPE_ON_QUEUE)

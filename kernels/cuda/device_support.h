@@ -1,5 +1,5 @@
-// What the operators on devices share: tensors as plain pointers, and batches of sequences whose
-// lengths travel with the launch. Internal to kernels.
+// Shared parts of the operators on devices: tensors as plain pointers, and batches of sequences
+// with their lengths in the launch arguments. Internal to kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 namespace blockscope {
 
 inline DeviceRows device_rows(const at::Tensor& tensor) {
-  // The stride of a dimension of one is never used, and may be anything.
+  // The stride of a dimension of size 1 is never used and may have any value.
   const auto stride = [&](int64_t i) { return tensor.size(i) > 1 ? tensor.stride(i) : 0; };
   return {tensor.const_data_ptr(), stride(0), stride(1), stride(2)};
 }
@@ -25,7 +25,7 @@ inline DeviceFloat device_float(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf ? DeviceFloat::kFloat16 : DeviceFloat::kBFloat16;
 }
 
-// The data of a tensor [S, ...] from one sequence on; null if it is undefined.
+// The data of a tensor [S, ...], starting at one sequence; null if it is undefined.
 template <class Value>
 Value* from_sequence(const at::Tensor& tensor, int64_t sequence) {
   if (!tensor.defined()) return nullptr;

@@ -1,6 +1,6 @@
-// Mean probabilities of the keys of 16-bit inputs on tensor cores: a thread block takes up to
-// kMeanTileKeys keys and all query rows of a KV head, 64 or 128 of them at a time. Every column of
-// a tile is summed in the same order, so that equal keys have equal means.
+// Mean probabilities of keys of 16-bit inputs on tensor cores. A thread block takes up to
+// kMeanTileKeys keys and all query rows of a KV head, 64 or 128 rows at a time. It sums every
+// column of a tile in the same order, so equal keys have equal means.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace blockscope::BLOCKSCOPE_BACKEND {
 
 constexpr int kMeanTileKeys =
-    512;  // of a thread block, at most: the queries are read once for them
+    512;  // most keys of a thread block; the queries are read once for them
 
 // Queries, the key tiles, and [warp][key] sums.
 template <class Shape>
@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(Shape::kThreads)
       copy_tile<Shape>(stage_of(tile), span.keys, span.key_stride, span,
                        first + tile * Shape::kKeys);
     }
-    copy_async_commit();  // also an empty one: waits count groups
+    copy_async_commit();  // also an empty group, because waits count groups
   };
-  // A warp's sums are its own: no other touches them before the end.
+  // No other warp touches a warp's sums before the end.
   float* const sums =
       reinterpret_cast<float*>(dynamic_shared() + kMeanSumsOffset<Shape>) + warp * kMeanTileKeys;
   for (int i = lane; i < num_tiles * Shape::kKeys; i += 32) sums[i] = 0.0f;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
                  row_at<Scalar>(call.q, sequence, head_of(from), from % call.queries), piece * 8,
                  call.dim, present, aligned);
     }
-    // Times log2(e); of a row whose scores are all -inf infinite: it gives nothing.
+    // lse times log2(e). Infinite for a row with only -inf scores, so that the row adds nothing.
     float lse[Shape::kRowTiles][2];
 #pragma unroll
     for (int t = 0; t < Shape::kRowTiles; ++t) {
@@ -94,14 +94,14 @@ __global__ void __launch_bounds__(Shape::kThreads)
     }
 #pragma unroll 1
     for (int tile = 0; tile < Shape::kStages - 1; ++tile) bring(tile);
-    const int own_rows = rows - base - warp_row - lane / 4;  // the lane's first row is there if > 0
+    const int own_rows = rows - base - warp_row - lane / 4;  // > 0 if the lane's first row exists
     const int queries = warp_row * Shape::kPitch + rows_first<Shape>();
     uint32_t held[Shape::kHoldQueries ? Shape::kRowTiles : 1]
                  [Shape::kHoldQueries ? Shape::kDim / 16 : 1][4];
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles; ++tile) {
       copy_async_wait<Shape::kStages - 2>();
-      __syncthreads();  // the tile is there for all, and its predecessor's place is free
+      __syncthreads();  // all threads see the tile, and the previous tile's place is free
       bring(tile + Shape::kStages - 1);
       if (base + warp_row >= rows) continue;
       if constexpr (Shape::kHoldQueries) {
@@ -148,8 +148,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       }
     }
     copy_async_wait<0>();
-    __syncthreads();  // before the queries are overwritten; behind the last rows: the sums are
-                      // there
+    __syncthreads();  // before the queries are overwritten; after the last rows: sums are ready
   }
   const float* const all = reinterpret_cast<float*>(dynamic_shared() + kMeanSumsOffset<Shape>);
   float* const means =
@@ -163,7 +162,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
 template <class Shape>
 void launch_mean_tiles(MeansCall call, Stream stream) {
-  // Few long sequences fill a GPU too: more thread blocks before more keys for each.
+  // Prefers more thread blocks to more keys per block, so a few long sequences also fill a GPU.
   constexpr int kWantedBlocks = 1024;
   const int64_t heads = static_cast<int64_t>(call.sequences) * call.kv_heads;
   const int64_t tiles = (call.max_length + Shape::kKeys - 1) / Shape::kKeys;

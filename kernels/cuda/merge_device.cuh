@@ -1,6 +1,6 @@
-// Merging of finished (output, lse) pairs by a warp, lane i with channels i, i + 32, ...: the one
-// implementation behind merge_attention and the `out` of split attention, so that one is the other
-// bit for bit.
+// A warp merges finished (output, lse) pairs; lane i has the channels i, i + 32, ...
+// merge_attention and the `out` of split attention use this one implementation, so their results
+// are equal bit for bit.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ __device__ __forceinline__ float warp_sum(float value) {
 }
 
 // The largest lse is subtracted first. A part with lse -inf holds no key and is skipped, whatever
-// its output; what is left alone comes out bit for bit.
+// its output is. If only one part is left, its bits are unchanged.
 template <int kParts, int kCount>
 __device__ __forceinline__ float merge_parts(const float (&parts)[kParts][kCount],
                                              const float (&lses)[kParts], float (&out)[kCount]) {

@@ -1,4 +1,4 @@
-// page_bounds, a thread for each channel of a page; page_scores, a warp for each page.
+// page_bounds has a thread for each channel of a page; page_scores has a warp for each page.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(128) bound_pages(const __grid_constant__ Bound
     for (int64_t key = begin; key < end; ++key) {
       const float value =
           to_float(row_at<Scalar>(call.k_ext, sequence, head % call.kv_heads, key)[d]);
-      // Compared so that NaN stays: a page that holds one has no bound.
+      // The comparison keeps NaN: a page with a NaN has no bound.
       most = key > begin && (value <= most || most != most) ? most : value;
       least = key > begin && (value >= least || least != least) ? least : value;
     }
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(128) bound_pages(const __grid_constant__ Bound
 // A thread block for each set of queries.
 template <class Scalar>
 __global__ void __launch_bounds__(128) signed_parts(const __grid_constant__ PageScoresCall call) {
-  const int64_t set = blockIdx.x;  // of all KV heads
+  const int64_t set = blockIdx.x;  // set number over all KV heads
   const int64_t kv_head = set / call.num_sets % call.kv_heads;
   const int64_t sequence = set / call.num_sets / call.kv_heads;
   const int first = static_cast<int>(set % call.num_sets) * call.tokens;

@@ -1,6 +1,6 @@
-// prefill_attention. 16-bit inputs: a thread block takes 64 or 128 rows (token * G + g) of a KV
-// head, its query heads at neighbouring tokens, and walks the keys that the last of them sees on
-// tensor cores, by split_tile_device.cuh. float32: 32 tokens of one query head, by
+// prefill_attention. For 16-bit inputs, a thread block takes 64 or 128 rows (token * G + g) of a KV
+// head: its query heads at neighbouring tokens. It walks the keys that the last row sees, on tensor
+// cores, with split_tile_device.cuh. For float32, it takes 32 tokens of one query head, with
 // split_floats_device.cuh.
 #pragma once
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ int visible_end(const PrefillCall& call, int length, 
   return static_cast<int>(end < length ? end : length);
 }
 
-// The keys that a token sees, of a KV head.
+// The keys of a KV head that a token sees.
 template <class Scalar>
 __device__ __forceinline__ KeySpan<Scalar> span_before(const PrefillCall& call, int sequence,
                                                        int kv_head, int end) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ KeySpan<Scalar> span_before(const PrefillCall& call, 
 template <class Shape>
 constexpr int kPrefillSharedBytes = Shape::kSharedBytes + Shape::kRows * 4;
 
-// Where a row's keys end, behind the rest of shared memory: registers are scarce.
+// The end of each row's keys, after the other data in shared memory, because registers are scarce.
 template <class Shape>
 __device__ __forceinline__ int* prefill_ends() {
   return reinterpret_cast<int*>(dynamic_shared() + Shape::kSharedBytes);
@@ -46,11 +46,11 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 1)
     prefill_tiles(const __grid_constant__ PrefillCall call) {
   using Scalar = typename Shape::Scalar;
-  // Those with most keys first, so that none is left to the end.
+  // Blocks with the most keys first, so that no long one is left at the end.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kRows;
   const int kv_head = static_cast<int>(blockIdx.y);
   const int sequence = static_cast<int>(blockIdx.z);
-  const int rows = call.queries * call.group - first;  // behind the first; more than the tile has
+  const int rows = call.queries * call.group - first;  // may be more than the tile has
   const int last = (rows < Shape::kRows ? rows : Shape::kRows) - 1;
   const auto token_of = [&](int row) { return (first + row) / call.group; };
   const auto head_of = [&](int row) { return kv_head * call.group + (first + row) % call.group; };
@@ -74,11 +74,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
                row_at<Scalar>(call.q, sequence, head_of(from), token_of(from)), piece * 8, call.dim,
                row <= last, aligned);
   }
-  __syncthreads();  // the span and the ends are there for all
+  __syncthreads();  // all threads see the span and the ends
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows;
-  // Rows see ever more keys: what the first of the warp sees all of them see, what the last does
-  // not, none.
+  // Later rows see more keys. All rows see the keys of the warp's first row. No row sees a key that
+  // the last row does not see.
   const int common_end = prefill_ends<Shape>()[warp_row];
   const int warp_end = warp_row > last ? 0 : prefill_ends<Shape>()[warp_row + Shape::kWarpRows - 1];
   WarpState<Shape> state;
@@ -176,7 +176,7 @@ void launch_prefill_of(const PrefillCall& call, Stream stream) {
     launch(prefill_floats<kDim>, prefill_grid(call, call.queries, Tile::kRows, call.heads),
            dim3{Tile::kThreads, 1, 1}, Tile::kSharedBytes, stream, call);
   } else if constexpr (kDim > 128) {
-    // The same steps for a row, so the same bits.
+    // Each row takes the same steps, so it has the same bits.
     using Wide = TileShape<Scalar, kDim, 8, 1, 2, 16>;
     if (kPrefillSharedBytes<Wide> <= shared_limit()) {
       launch_prefill_tiles<Wide>(call, stream);

@@ -1,5 +1,5 @@
-// The queue of CUDA's kernels, set when this library is loaded. What knows of streams is
-// launch_on_current_stream() alone.
+// Sets the queue of CUDA's kernels when this library is loaded. Only launch_on_current_stream()
+// knows about streams.
 #include <c10/cuda/CUDAStream.h>
 
 #include "kernels/cuda/device_graph_cuda.h"
@@ -8,9 +8,8 @@
 namespace blockscope {
 namespace {
 
-// The stream on which the caller's work on the current device is queued. Memory that was taken from
-// torch for the call may be given back as soon as this returns: the allocator gives it out again on
-// the same stream alone.
+// Queues on the stream of the caller's work on the current device. Memory from torch for the call
+// may be released as soon as this returns, because the allocator reuses it only on the same stream.
 void launch_on_current_stream(const std::function<void(void* stream)>& launch) {
   launch(static_cast<void*>(c10::cuda::getCurrentCUDAStream().stream()));
 }

@@ -1,5 +1,5 @@
-// Operators on rows, a warp for each (merge_attention, cross_step_similarity), and the sets of
-// gather_attention, a thread block for each.
+// Operators on rows, with a warp per row (merge_attention, cross_step_similarity), and the sets of
+// gather_attention, with a thread block per set.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ inline dim3 row_grid(int64_t rows) {
   return dim3{static_cast<unsigned>((rows + kRowWarps - 1) / kRowWarps), 1, 1};
 }
 
-// As merge_parts() of merge_device.cuh, for a number of parts that no register array has.
+// Like merge_parts() of merge_device.cuh, for more parts than a register array can have.
 template <class Scalar>
 __global__ void __launch_bounds__(128) merge_rows(const __grid_constant__ MergeCall call) {
   const int64_t row = row_of_warp();
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(128) similar_rows(const __grid_constant__ Simi
   call.cosines[row] = zero ? 0.0f : static_cast<float>(sums[0] / (sqrt(sums[1]) * sqrt(sums[2])));
 }
 
-// A bitmap sorts the positions and finds those that come twice.
+// A bitmap sorts the positions and finds duplicates.
 __global__ void __launch_bounds__(256) select_positions(const __grid_constant__ SelectCall call) {
   const int64_t set = blockIdx.x;
   const int sequence = static_cast<int>(set / call.kv_heads);
@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(256) select_positions(const __grid_constant__ 
     }
   }
   __syncthreads();
-  // Thread i has the words [i, i + 1) * share; where its positions go is the sum of those before.
+  // Thread i has the words [i, i + 1) * share. Its positions start after those of the threads
+  // before it.
   const int share = (words + 255) / 256;
   const int begin = thread * share < words ? thread * share : words;
   const int end = begin + share < words ? begin + share : words;

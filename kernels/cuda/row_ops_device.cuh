@@ -1,7 +1,6 @@
-// What a decoder does to its rows between the products (row_ops.h): norms, rotation, and the gate
-// of SwiGLU, one kernel each. Rows are walked in chunks of 16 bytes, element by element where they
-// are not aligned to them: every chunk belongs to the same thread either way, so that sums are the
-// same bits.
+// The operators of row_ops.h on rows between the products: norms, rotation, and the gate of SwiGLU,
+// one kernel each. Rows are processed in chunks of 16 bytes, or element by element if they are not
+// aligned. Each chunk belongs to the same thread in both cases, so sums have the same bits.
 #pragma once
 
 #include <cmath>
@@ -16,12 +15,12 @@ namespace blockscope::BLOCKSCOPE_BACKEND {
 template <class Scalar>
 constexpr int kChunk = 16 / static_cast<int>(sizeof(Scalar));  // elements
 
-// A warp for each row up to this many elements, a thread block for a longer one. It depends on the
-// row's length alone, as the order of its sum does.
+// A warp handles a row of up to this many elements, a thread block a longer row. The choice depends
+// only on the row's length, and so does the order of its sum.
 constexpr int kWarpRowElements = 1024;
 constexpr int kBlockRowThreads = 256;
 
-// Neighbouring elements of a row as they lie in memory: two of 16 bits in a register.
+// Neighbouring elements of a row: a register holds two 16-bit elements.
 template <class Scalar, int kCount = kChunk<Scalar>>
 struct Chunk {
   static constexpr int kWords = kCount * static_cast<int>(sizeof(Scalar)) / 4;
@@ -52,7 +51,7 @@ __device__ __forceinline__ Chunk<Scalar, kCount> make_chunk(const Value& value) 
   return chunk;
 }
 
-// `left` elements of the row are there; 0 behind them.
+// The row has `left` more elements; the others are 0.
 template <class Scalar, int kCount = kChunk<Scalar>>
 __device__ __forceinline__ Chunk<Scalar, kCount> load_chunk(const Scalar* from, int left,
                                                             bool aligned) {
@@ -106,7 +105,7 @@ inline dim3 grid_of(int64_t rows) {
   return kThreads == 32 ? row_grid(rows) : dim3{static_cast<unsigned>(rows), 1, 1};
 }
 
-// work(column) for the chunks of this thread, two at a time where registers allow it.
+// Calls work(column) for the chunks of this thread, two at a time if registers allow it.
 template <class Scalar, int kThreads, int kAtOnce = 2, class Work>
 __device__ __forceinline__ void for_chunks(int dim, const Work& work) {
   const int thread = static_cast<int>(threadIdx.x) % kThreads;
@@ -116,7 +115,7 @@ __device__ __forceinline__ void for_chunks(int dim, const Work& work) {
   }
 }
 
-// The sum over a row's threads, for all of them. Once a kernel.
+// The sum over a row's threads, returned to all of them. Call it once per kernel.
 template <int kThreads>
 __device__ __forceinline__ float sum_of_row(float value) {
   value = warp_sum(value);
@@ -205,7 +204,8 @@ __global__ void __launch_bounds__(256) turn_rows(const __grid_constant__ RotateC
   Scalar* const out = static_cast<Scalar*>(part.out) + row * call.dim;
   float factor = 1.0f;
   if (weight != nullptr) factor = norm_factor<Scalar, kThreads>(x, call.dim, part.eps, aligned);
-  // Channels from `column` on behind their norm, as the fallback stores them; `left` of them exist.
+  // Channels from `column` on, after their norm and rounded like the fallback; `left` of them
+  // exist.
   const auto load = [&](int column, int left) {
     const Chunk<Scalar> values = load_chunk(x + column, left, aligned);
     if (weight == nullptr) return values;
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(256) turn_rows(const __grid_constant__ RotateC
   const auto load_table = [&](const Table* from, int left) {
     return load_chunk<Table, kChunk<Scalar>>(from, left, aligned);
   };
-  // With a table of the element's own type every operator's result is stored.
+  // With a table of the element's type, the result of every operator is rounded.
   const auto add = [](float a, float b) {
     if constexpr (sizeof(Table) == sizeof(Scalar)) {
       return rounded<Scalar>(a) + rounded<Scalar>(b);
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(256) turn_rows(const __grid_constant__ RotateC
   });
 }
 
-// A thread for each chunk, kGateThreads of a row in a thread block.
+// A thread per chunk; a thread block has kGateThreads chunks of a row.
 constexpr int kGateThreads = 128;
 
 template <class Scalar>
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kGateThreads) gate_rows(const __grid_constant_
 
 // --- launches
 
-// work(std::integral_constant) with the threads that a row of this length takes.
+// Calls work(std::integral_constant) with the number of threads for a row of this length.
 template <class Work>
 void with_row_threads(int dim, const Work& work) {
   if (dim <= kWarpRowElements) return work(std::integral_constant<int, 32>{});

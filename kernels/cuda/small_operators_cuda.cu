@@ -1,4 +1,4 @@
-// The smaller operators compiled for GPUs, and what tells whether there is code for a GPU.
+// The smaller operators compiled for GPUs, and the check that there is code for a GPU.
 #define BLOCKSCOPE_COMPILES_LAUNCHES
 #include "kernels/cuda/device_calls.h"
 
@@ -10,7 +10,7 @@ std::string missing_code() {
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, does_nothing);
   if (error == cudaSuccess) return "";
-  cudaGetLastError();  // it is no error of a later call
+  cudaGetLastError();  // clear it, so a later call does not report it
   int device = 0;
   int major = 0;
   int minor = 0;

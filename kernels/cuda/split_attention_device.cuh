@@ -1,5 +1,5 @@
-// The kernels of split_attention, whose header split_attention_launch.h says how they share the
-// work, and their launches: compiled once for each backend.
+// The kernels of split_attention and their launches, compiled once per backend.
+// split_attention_launch.h says how they share the work.
 #pragma once
 
 #include "kernels/cuda/merge_device.cuh"
@@ -10,12 +10,12 @@
 
 namespace blockscope::BLOCKSCOPE_BACKEND {
 
-// Where a thread block stands: blockIdx is (chunk, KV head * row tiles + row tile, sequence).
+// The part of a thread block: blockIdx is (chunk, KV head * row tiles + row tile, sequence).
 struct Place {
   int sequence;
   int kv_head;
-  int first_row;  // of the KV head's G * T
-  int num_rows;   // of the KV head
+  int first_row;  // among the KV head's G * T rows
+  int num_rows;   // rows of the KV head
   int64_t state;  // index of the state of row 0
 };
 
@@ -52,7 +52,7 @@ __device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence
   return 0;
 }
 
-// The keys of this thread block; empty where the prefix has no such chunk.
+// The keys of this thread block; empty if the prefix has no such chunk.
 template <class Scalar>
 __device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, const Place& place) {
   const int chunk = static_cast<int>(blockIdx.x);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
                query_of<Scalar>(call, place, present ? place.first_row + row : 0), piece * 8,
                call.dim, present, aligned);
   }
-  __syncthreads();  // the span is there for all
+  __syncthreads();  // all threads see the span
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows;
   WarpState<Shape> state;
   clear(state);
@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
   }
 }
 
-// The unfinished states of one row in `chunks` chunks, `stride` apart, as an output and an lse.
+// Merges the unfinished states of one row in `chunks` chunks, `stride` apart, into an output and an
+// lse.
 template <int kDim>
 __device__ __forceinline__ float finish_row(const SplitCall& call, int64_t first, int64_t stride,
                                             int chunks, float (&output)[kDim / 32]) {
@@ -204,7 +205,7 @@ __device__ __forceinline__ float finish_row(const SplitCall& call, int64_t first
   const float total = warp_sum(lane < chunks ? weight * sum : 0.0f);
 #pragma unroll
   for (int n = 0; n < kDim / 32; ++n) output[n] = 0.0f;
-  if (total == 0.0f) return -INFINITY;  // no key, or only scores of -inf
+  if (total == 0.0f) return -INFINITY;  // no key, or only -inf scores
 #pragma unroll 8
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const float factor = __shfl_sync(~0u, weight, chunk);
@@ -224,7 +225,7 @@ __device__ __forceinline__ void load_row(const float* from, int dim, float (&row
   for (int n = 0; n < kDim / 32; ++n) row[n] = n * 32 + lane < dim ? from[n * 32 + lane] : 0.0f;
 }
 
-// A warp for each row (sequence, head, token).
+// A warp per row (sequence, head, token).
 template <class Scalar, int kDim>
 __global__ void __launch_bounds__(128, 8) split_merge(const __grid_constant__ SplitCall call) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
@@ -302,8 +303,8 @@ void launch_with(const SplitCall& call, Stream stream) {
     launch(split_floats<kDim>, split_grid(call, Tile::kRows), dim3{Tile::kThreads, 1, 1},
            Tile::kSharedBytes, stream, call);
   } else if constexpr (kDim > 128) {
-    // All take the same steps for a row: the GPU decides by its shared memory, the bits are the
-    // same.
+    // All variants take the same steps for a row, so the bits are the same. The GPU's shared memory
+    // decides which one runs.
     using Wide = TileShape<Scalar, kDim, 8, 1, 2, 16>;
     using Narrow = TileShape<Scalar, kDim, 4, 1, 2, 16>;
     const int limit = shared_limit();
@@ -326,8 +327,8 @@ void launch_with(const SplitCall& call, Stream stream) {
       launch_tiles<Deep>(call, stream);
     }
   } else {
-    // Eight warps of 16 rows while every block has a multiprocessor for itself, then two blocks of
-    // four warps each. The same steps for every row, so the same bits.
+    // Eight warps of 16 rows if every block has its own multiprocessor; else two blocks of four
+    // warps each. Every row takes the same steps, so it has the same bits.
     const dim3 grid = split_grid(call, 128);
     if (grid.x * grid.y * grid.z <= kFewBlocks) {
       launch_tiles<TileShape<Scalar, kDim, 8, 1, 2, 32>>(call, stream);

@@ -1,10 +1,11 @@
-// One call of split_attention on a device: plain numbers and pointers, the same for the GPU and for
-// the emulator. Results are those of ops.h. No torch here.
+// One call of split_attention on a device: plain numbers and pointers, the same for the GPU and the
+// emulator. Results are those of ops.h. No torch here.
 //
-// The external keys of a KV head are cut into chunks, by their number alone; a thread block takes
-// one chunk, or all internal keys, and up to 128 query rows (g * T + t) of the KV head, and leaves
-// an unfinished state for each row. A second kernel merges the states of a row. So a few long
-// sequences fill a GPU, and results depend neither on the device nor on the other sequences.
+// The external keys of a KV head are split into chunks; the chunks depend only on the number of
+// keys. A thread block takes one chunk, or all internal keys, and up to 128 query rows (g * T + t)
+// of the KV head. It leaves an unfinished state for each row. A second kernel merges the states of
+// a row. So a few long sequences fill a GPU, and results depend neither on the device nor on the
+// other sequences.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace blockscope {
 
 enum class DeviceFloat { kFloat32, kFloat16, kBFloat16 };
 
-// A tensor [S, heads, rows, D]: strides in elements, the last one 1.
+// A tensor [S, heads, rows, D] with strides in elements; the last stride is 1.
 struct DeviceRows {
   const void* data = nullptr;
   int64_t sequence = 0;
@@ -28,8 +29,8 @@ struct DeviceRows {
 };
 
 constexpr int kMaxDeviceDim = 256;
-constexpr int kMaxSequencesPerCall = 512;  // their lengths travel with the launch
-constexpr int kMaxChunks = 32;             // one for each lane of the warp that merges
+constexpr int kMaxSequencesPerCall = 512;  // the launch arguments hold their lengths
+constexpr int kMaxChunks = 32;             // one per lane of the merging warp
 
 struct SplitCall {
   DeviceFloat type = DeviceFloat::kFloat32;
@@ -39,37 +40,37 @@ struct SplitCall {
   int group = 0;
   int queries = 0;
   int dim = 0;
-  int max_chunks = 0;  // of the longest prefix
+  int max_chunks = 0;  // chunks of the longest prefix
   int internal_keys = 0;
   float scale_log2 = 0.0f;  // scale * log2(e)
   DeviceRows q, k_ext, v_ext, k_in, v_in;
 
-  // Unfinished states, state_floats() in all: [S, K, max_chunks + 1, G * T] rows of padded_dim(dim)
-  // outputs, then their maxima (times log2(e)), then their sums; chunk max_chunks is the
-  // internal one.
+  // Unfinished states, state_floats() floats: [S, K, max_chunks + 1, G * T] rows of padded_dim(dim)
+  // outputs, then their maxima (times log2(e)), then their sums. Chunk max_chunks has the internal
+  // keys.
   float* states = nullptr;
 
   void* out = nullptr;        // [S, T, H, D]
-  float* external = nullptr;  // this and the next three: all, or none
+  float* external = nullptr;  // this and the next three: all set, or all null
   float* lse_external = nullptr;
   float* internal = nullptr;
   float* lse_internal = nullptr;
 
-  // reuse_attention, where given: [S, H], whether a head takes its external pair from `cached_...`.
-  // A KV head's prefix is not read if all its heads do.
+  // For reuse_attention, else null: [S, H], whether a head takes its external pair from
+  // `cached_...`. A KV head's prefix is not read if all its query heads do.
   const bool* reuse = nullptr;
   const float* cached_external = nullptr;  // [S, H, T, D]
   const float* cached_lse = nullptr;       // [S, H, T]
 
-  // gather_attention, where given: the external keys of KV head i are its positions[i * capacity
-  // ...], ascending, counts[i] of them; a negative count: all keys of the sequence.
+  // For gather_attention, else null: KV head i reads counts[i] external keys, at the ascending
+  // positions positions[i * capacity ...]. A negative count: all keys of the sequence.
   const int32_t* positions = nullptr;
   const int32_t* counts = nullptr;  // [S, K]
   int64_t capacity = 0;
   const float* residual = nullptr;      // [S, H, T, D]: a third part of `out`
   const float* lse_residual = nullptr;  // [S, H, T]
 
-  int64_t* keys_read = nullptr;  // [S, K], where wanted: external keys read
+  int64_t* keys_read = nullptr;  // [S, K], or null: external keys read
 
   int32_t lengths[kMaxSequencesPerCall] = {};  // external keys of each sequence
 };
@@ -86,7 +87,7 @@ BLOCKSCOPE_HOST_DEVICE inline int num_chunks(int keys) {
   return static_cast<int>((static_cast<int64_t>(keys) + chunk - 1) / chunk);
 }
 
-// The kernels' row length in registers and shared memory; channels behind `dim` are 0.
+// The kernels' row length in registers and shared memory; channels from `dim` on are 0.
 BLOCKSCOPE_HOST_DEVICE inline int padded_dim(int dim) {
   return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }

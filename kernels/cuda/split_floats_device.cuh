@@ -1,6 +1,6 @@
-// Attention of a tile of query rows over a range of keys by float32 multiply-adds: nothing is
-// rounded to a narrower type. A warp owns 8 rows. For the scores a lane takes one of 32 keys,
-// for the outputs every 32nd channel.
+// Attention of a tile of query rows over a range of keys with float32 multiply-adds, without
+// rounding to a narrower type. A warp owns 8 rows. For the scores, a lane takes one of 32 keys; for
+// the outputs, every 32nd channel.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@ struct FloatTile {
   static constexpr int kRows = 32;
   static constexpr int kKeys = 32;
   static constexpr int kPitch = kDim + 4;  // floats: lanes read four of 32 rows without conflicts
-  // Where all of it would exceed the 99 KiB of the smaller GPUs, the weights take the keys' place.
+  // If everything would exceed the 99 KiB of smaller GPUs, the weights overwrite the keys.
   static constexpr bool kWeightsOverKeys = kDim > 128;
   static constexpr int kSharedBytes =
       (kRows * kDim + 2 * kKeys * kPitch + (kWeightsOverKeys ? 0 : kRows * kKeys)) *
@@ -28,7 +28,7 @@ struct FloatTile {
   }
   static __device__ __forceinline__ float* keys() { return queries() + kRows * kDim; }
   static __device__ __forceinline__ float* values() { return keys() + kKeys * kPitch; }
-  // Of this warp: [key][row].
+  // The weights of this warp: [key][row].
   static __device__ __forceinline__ float* weights() {
     float* first = kWeightsOverKeys ? keys() : values() + kKeys * kPitch;
     return first + static_cast<int>(threadIdx.x) / 32 * kKeys * kWarpRows;
@@ -38,7 +38,7 @@ struct FloatTile {
 template <int kDim>
 struct FloatState {
   float output[FloatTile<kDim>::kWarpRows][kDim / 32];
-  float max[FloatTile<kDim>::kWarpRows];  // of the scores times log2(e)
+  float max[FloatTile<kDim>::kWarpRows];  // maxima of the scores times log2(e)
   float sum[FloatTile<kDim>::kWarpRows];
 };
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ void clear(FloatState<kDim>& state) {
   }
 }
 
-// Keys [first, first + 32) and their values; 0 behind the end and behind `dim`.
+// Loads keys [first, first + 32) and their values; 0 after the end and from channel `dim` on.
 template <int kDim, class Scalar>
 __device__ __forceinline__ void copy_floats(const KeySpan<Scalar>& span, int first) {
   using Tile = FloatTile<kDim>;
@@ -71,8 +71,8 @@ __device__ __forceinline__ void copy_floats(const KeySpan<Scalar>& span, int fir
   }
 }
 
-// All keys of the span; the queries lie in shared memory, not yet seen by all. Row r of this warp
-// sees the keys before end_of(r).
+// Attends to all keys of the span. The queries are in shared memory, but not yet visible to all
+// threads. Row r of this warp sees the keys before end_of(r).
 template <int kDim, class Scalar, class EndOf>
 __device__ __forceinline__ void attend_floats(const KeySpan<Scalar>& span, float scale_log2,
                                               FloatState<kDim>& state, const EndOf& end_of) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void attend_floats(const KeySpan<Scalar>& span, float
         scores[r] = fmaf(query.w, key.w, scores[r]);
       }
     }
-    if constexpr (Tile::kWeightsOverKeys) __syncthreads();  // all have read the keys
+    if constexpr (Tile::kWeightsOverKeys) __syncthreads();  // all threads have read the keys
 #pragma unroll
     for (int r = 0; r < Tile::kWarpRows; ++r) {
       const float score = first + lane < end_of(r) ? scores[r] * scale_log2 : -INFINITY;

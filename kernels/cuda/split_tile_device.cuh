@@ -1,7 +1,7 @@
 // Attention of a tile of query rows over a range of keys on tensor cores: 16-bit inputs, float32
-// sums. A warp owns 16 or 32 rows; all warps share the key and value tiles, which cp.async brings
-// kStages - 1 ahead. Weights are taken as the sum of two 16-bit numbers (hi + lo), so that outputs
-// keep float32's accuracy: one alone would leave 2^-9 of each weight.
+// sums. A warp owns 16 or 32 rows. All warps share the key and value tiles, which cp.async loads
+// kStages - 1 tiles in advance. A weight is the sum of two 16-bit numbers (hi + lo), which keeps
+// float32's accuracy of the outputs; a single number would have an error of 2^-9 of each weight.
 #pragma once
 
 #include <cmath>
@@ -16,10 +16,10 @@ struct TileShape {
   using Scalar = Scalar_;
   static constexpr int kDim = kDim_;
   static constexpr int kWarps = kWarps_;
-  static constexpr int kRowTiles = kRowTiles_;  // of 16 rows, for each warp
+  static constexpr int kRowTiles = kRowTiles_;  // tiles of 16 rows per warp
   static constexpr int kStages = kStages_;
   static constexpr int kStep = kStep_;  // keys whose scores are in registers at a time
-  static constexpr int kKeys = kKeys_;  // of a tile
+  static constexpr int kKeys = kKeys_;  // keys of a tile
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kWarpRows = kRowTiles * 16;
   static constexpr int kRows = kWarps * kWarpRows;
@@ -29,13 +29,14 @@ struct TileShape {
   static constexpr int kQueryBytes = kRows * kPitch;
   static constexpr int kSpanOffset = kQueryBytes + kStages * 2 * kTileBytes;
   static constexpr int kSharedBytes = kSpanOffset + 64;
-  // Queries stay in registers where the outputs leave room.
+  // Queries stay in registers if the outputs leave room.
   static constexpr bool kHoldQueries = kRowTiles * kDim <= 128;
   static constexpr int kScoreUnroll = kHoldQueries ? kDim / 16 : 4;
 };
 
-// Keys [begin, end) of one KV head and their values; `positions`, where given, says which rows they
-// are. split_tiles keeps it in shared memory: what only the copies need would cost registers.
+// Keys [begin, end) of one KV head and their values. `positions`, if not null, has their row
+// numbers. split_tiles keeps the span in shared memory, because only the copies need it and
+// registers are scarce.
 template <class Scalar>
 struct KeySpan {
   const Scalar* keys;
@@ -50,16 +51,16 @@ struct KeySpan {
 };
 static_assert(sizeof(KeySpan<Half>) <= 64);
 
-// Where a row's 16-byte piece lies in shared memory, behind the first of its rows. Pieces are
-// rotated through the eight groups of four banks, because ldmatrix reads eight rows at once.
-// Offsets of rows are multiples of kPitch, a power of two, so that piece_at(row, piece) is
-// piece_at(row, 0) ^ (piece << 4): the loops below hold one register for all pieces.
+// Offset in shared memory of a row's 16-byte piece, from the first row. Pieces are rotated through
+// the eight groups of four banks, because ldmatrix reads eight rows at once. Row offsets are
+// multiples of kPitch, a power of two, so piece_at(row, piece) is piece_at(row, 0) ^ (piece << 4).
+// The loops below therefore need only one register for all pieces.
 template <class Shape>
 __device__ __forceinline__ int piece_at(int row, int piece) {
   return row * Shape::kPitch + ((piece ^ (row & 7)) << 4);
 }
 
-// `count` elements of a row from `column` on, the rest of the 16 bytes 0.
+// Copies `count` elements of a row from `column` on; the rest of the 16 bytes is 0.
 template <class Scalar>
 __device__ __forceinline__ void copy_piece(char* to, const Scalar* row, int column, int dim,
                                            bool present, bool aligned) {
@@ -91,12 +92,12 @@ __device__ __forceinline__ void copy_tile(int to, const typename Shape::Scalar* 
   }
 }
 
-// What a warp knows of its rows. Lane i holds rows i / 4 and i / 4 + 8 of each tile of 16, and of
-// each 8 channels the two from i % 4 * 2 on. `sum` is the lane's own share.
+// State of a warp's rows. Lane i holds rows i / 4 and i / 4 + 8 of each tile of 16 rows. It holds
+// the two channels from i % 4 * 2 on of every 8 channels. `sum` is the lane's own share.
 template <class Shape>
 struct WarpState {
   float output[Shape::kRowTiles][Shape::kDim / 8][4];
-  float max[Shape::kRowTiles][2];  // of the scores times log2(e)
+  float max[Shape::kRowTiles][2];  // maxima of the scores times log2(e)
   float sum[Shape::kRowTiles][2];
 };
 
@@ -117,8 +118,8 @@ __device__ __forceinline__ void clear(WarpState<Shape>& state) {
   }
 }
 
-// Offsets of what this lane names to ldmatrix: for left factors and transposed right ones rows
-// 0..7, 8..15 and then the next 8 channels, for plain right factors the channels first.
+// Offsets that this lane passes to ldmatrix. For left factors and transposed right factors: rows
+// 0..7, rows 8..15, then the next 8 channels. For plain right factors: the channels first.
 template <class Shape>
 __device__ __forceinline__ int rows_first() {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -130,8 +131,8 @@ __device__ __forceinline__ int channels_first() {
   return piece_at<Shape>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// The queries as the left factor: rows 0..15 of the warp's tile t, channels kk * 16 on. `queries`
-// is rows_first() of the warp's rows.
+// Loads the queries as the left factor: rows 0..15 of the warp's tile t, channels from kk * 16 on.
+// `queries` is rows_first() of the warp's rows.
 template <class Shape>
 __device__ __forceinline__ void load_queries(uint32_t (&a)[4], int queries, int t, int kk) {
   load_matrix_x4(a, dynamic_shared() + (queries ^ (kk << 5)) + t * 16 * Shape::kPitch);
@@ -177,8 +178,9 @@ __device__ __forceinline__ void score_step(
   }
 }
 
-// Scores become weights relative to the running maximum; sums and outputs follow where it moved.
-// The lane's row of tile t and half sees the first seen(t, half) keys of the step.
+// Turns scores into weights relative to the running maximum. If the maximum changed, sums and
+// outputs are rescaled. The lane's row of tile t and half sees the first seen(t, half) keys of the
+// step.
 template <class Shape, class Seen>
 __device__ __forceinline__ void weigh_step(float (&scores)[Shape::kRowTiles][Shape::kStep / 8][4],
                                            WarpState<Shape>& state, float scale_log2,
@@ -199,7 +201,7 @@ __device__ __forceinline__ void weigh_step(float (&scores)[Shape::kRowTiles][Sha
           float& score = scores[t][n][half * 2 + i];
           score *= scale_log2;
           if (present < Shape::kStep && n * 8 + first_column + i >= present) score = -INFINITY;
-          largest = fmaxf(largest, score);  // NaN is left to the weights
+          largest = fmaxf(largest, score);  // NaN is handled by the weights
         }
       }
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
@@ -272,10 +274,10 @@ __device__ __forceinline__ void add_values(
   }
 }
 
-// Attends to the span that lies in shared memory. The queries lie there too, or are on their way
-// and not committed. Keys are counted from the span's begin. works(key): a row of this warp sees
-// the key or a later one; warps without only copy. seen(t, half, first, left): how many of the keys
-// from `first` on, of which `left` exist, the lane's row sees.
+// Attends to the span in shared memory. The queries are there, too, or their copies are issued but
+// not committed. Keys are counted from the span's begin. works(key): whether a row of this warp
+// sees the key or a later one; other warps only copy. seen(t, half, first, left): how many of the
+// `left` keys from `first` on the lane's row sees.
 template <class Shape, class Works, class Seen>
 __device__ __forceinline__ void attend_span(float scale_log2, const Works& works, const Seen& seen,
                                             WarpState<Shape>& state) {
@@ -295,7 +297,7 @@ __device__ __forceinline__ void attend_span(float scale_log2, const Works& works
       copy_tile<Shape>(stage_of(tile) + Shape::kTileBytes, span.values, span.value_stride, span,
                        first);
     }
-    copy_async_commit();  // also an empty one: waits count groups
+    copy_async_commit();  // also an empty group, because waits count groups
   };
 #pragma unroll 1
   for (int tile = 0; tile < Shape::kStages - 1; ++tile) bring(tile);
@@ -304,7 +306,7 @@ __device__ __forceinline__ void attend_span(float scale_log2, const Works& works
 #pragma unroll 1
   for (int tile = 0; tile < num_tiles; ++tile) {
     copy_async_wait<Shape::kStages - 2>();
-    __syncthreads();  // the tile is there for all, and its predecessor's place is free
+    __syncthreads();  // all threads see the tile, and the previous tile's place is free
     bring(tile + Shape::kStages - 1);
     if (!works(tile * Shape::kKeys)) continue;
     if constexpr (Shape::kHoldQueries) {

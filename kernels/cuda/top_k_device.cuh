@@ -1,7 +1,7 @@
-// block_topk, token_topk: mean probabilities of the keys, on tensor cores where a block's set is
-// asked for (mean_tile_device.cuh), else a thread block for 32 keys; then the k largest of each
-// row, a thread block for a row: a radix select finds the k-th, a bitonic sort orders what is not
-// below it.
+// block_topk and token_topk. First come the mean probabilities of the keys: for a block's set on
+// tensor cores (mean_tile_device.cuh), else with a thread block per 32 keys. Then come the k
+// largest of each row, with a thread block per row: a radix select finds the k-th, and a bitonic
+// sort orders those not below it.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace blockscope::BLOCKSCOPE_BACKEND {
 
 constexpr int kMeanKeys = 32;
 
-// Lane = key; the warps share the rows of a set. blockIdx is (keys, KV head, sequence).
+// A lane has one key; the warps share the rows of a set. blockIdx is (keys, KV head, sequence).
 template <class Scalar>
 __global__ void __launch_bounds__(128) mean_probabilities(const __grid_constant__ MeansCall call) {
   const int sequence = static_cast<int>(blockIdx.z);
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(128) mean_probabilities(const __grid_constant_
   const int length = call.lengths[sequence];
   if (first >= length) return;
   const int count = length - first < kMeanKeys ? length - first : kMeanKeys;
-  const int pitch = call.dim | 1;  // odd: 32 rows in 32 banks
+  const int pitch = call.dim | 1;  // odd, so 32 rows are in 32 banks
   float* const keys = reinterpret_cast<float*>(dynamic_shared());
   float* const sums = keys + kMeanKeys * pitch;  // [warp][key]
   for (int i = static_cast<int>(threadIdx.x); i < kMeanKeys * call.dim; i += 128) {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(128) mean_probabilities(const __grid_constant_
       for (int d = 0; d < call.dim; ++d) score = fmaf(to_float(query[d]), key[d], score);
       const float lse =
           call.lse[(static_cast<int64_t>(sequence) * call.heads + head) * call.queries + t];
-      // lse -inf: all scores are -inf, and the row gives nothing instead of NaN.
+      // lse -inf: all scores are -inf. The row then gives probability 0 instead of NaN.
       sum += expf(score * call.scale - (lse == -INFINITY ? INFINITY : lse));
     }
     sums[warp * kMeanKeys + lane] = sum;
@@ -65,31 +65,31 @@ __global__ void __launch_bounds__(128) mean_probabilities(const __grid_constant_
   }
 }
 
-// Larger is better; NaN is below every probability. 0 is never given.
+// Larger is better. NaN is below every probability. No rank is 0.
 __device__ __forceinline__ uint32_t rank_of(float probability) {
   if (!(probability >= 0.0f)) return 1;
   return (__float_as_uint(probability) & 0x7fffffffu) + 2;
 }
 
-constexpr int kSelectPerThread = 4;  // neighbouring keys, whose loads are on their way together
+constexpr int kSelectPerThread = 4;  // neighbouring keys with loads in flight together
 
 // The dynamic shared memory of select_top_k.
 struct SelectShared {
   int bins[256];
   int sums[16];       // of the warps
-  uint32_t found[2];  // rank, still wanted
+  uint32_t found[2];  // rank, and number still wanted
   uint64_t entries[1];
 };
 
-// The largest bin that with those above it holds `left`, of which the bins above hold fewer; called
-// by one warp, `left` > 0.
+// The largest bin that, together with the bins above it, holds at least `left` > 0 entries. Called
+// by one warp.
 __device__ __forceinline__ void find_bin(SelectShared& shared, uint32_t prefix, int left) {
   constexpr int kPerLane = 256 / 32;
   const int lane = lane_of_warp();
-  int bin = 255 - lane * kPerLane;  // the lane's, from above
+  int bin = 255 - lane * kPerLane;  // the lane's first bin, counted from above
   int own = 0;
   for (int i = 0; i < kPerLane; ++i) own += shared.bins[bin - i];
-  int from_here = own;  // in these and all bins above
+  int from_here = own;  // entries in these bins and all above
   for (int by = 1; by < 32; by *= 2) {
     const int other = __shfl_up_sync(~0u, from_here, by);
     if (lane >= by) from_here += other;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(512, 2) select_top_k(const __grid_constant__ T
       call.padded <= kMostSortedInShared ? shared.entries : call.entries + row * call.padded;
   const int at_once = threads * kSelectPerThread;
 
-  // The rank of the last of the wanted, eight bits at a time from above.
+  // The rank of the last wanted entry, eight bits at a time, from the highest.
   uint32_t prefix = 0;
   int left = wanted;
   for (int shift = 24; shift >= 0 && wanted > 0; shift -= 8) {
@@ -141,13 +141,13 @@ __global__ void __launch_bounds__(512, 2) select_top_k(const __grid_constant__ T
     left = static_cast<int>(shared.found[1]);
   }
 
-  // All above it, and the first `left` that are equal, in the order of their positions.
+  // Takes all entries above it and the first `left` equal ones, in the order of their positions.
   int taken = 0;
   int equal = 0;
   for (int begin = 0; begin < length && wanted > 0; begin += at_once) {
     const int first = begin + thread * kSelectPerThread;
     uint32_t ranks[kSelectPerThread];
-    int own = 0;  // two counts in one number: those above, and those equal
+    int own = 0;  // two counts in one number: entries above, and equal ones
 #pragma unroll
     for (int j = 0; j < kSelectPerThread; ++j) {
       ranks[j] = first + j < length ? rank_of(means[first + j]) : 0;
@@ -242,7 +242,7 @@ void launch_means(const MeansCall& call, void* on) {
 
 void launch_top_k(const TopKCall& call, void* on) {
   const auto rows = static_cast<unsigned>(call.sequences * call.rows_per_sequence * call.num_sets);
-  // A long row is few threads' work for long; a short one leaves most of many threads idle.
+  // A long row takes long with few threads. A short row leaves most of many threads idle.
   const unsigned threads = call.max_length > 8192 ? 512 : 256;
   const std::size_t sorted =
       call.padded <= kMostSortedInShared ? static_cast<std::size_t>(call.padded) : 1;

@@ -1,4 +1,4 @@
-// What kernels share: rows of a strided tensor, and the choice of a type.
+// Shared parts of kernels: rows of a strided tensor, and the choice of a type.
 #pragma once
 
 #include "kernels/cuda/split_attention_launch.h"

@@ -1,5 +1,5 @@
-// The dialect of device.h for nvcc: one instruction a wrapper, because the emulator executes none
-// of what stands here.
+// The dialect of device.h for nvcc. Each wrapper is one instruction, because the emulator does not
+// execute the code in this file.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -32,7 +32,7 @@ inline int shared_limit() {
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
             Stream stream, const Arguments&... arguments) {
-  if (shared_bytes > 48 * 1024) {  // more than every launch may take
+  if (shared_bytes > 48 * 1024) {  // more than a launch may take without this attribute
     check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shared_bytes)));
   }

@@ -1,13 +1,13 @@
-// The dialect that device code is written in: CUDA's own names, and one wrapper for each
-// instruction that CUDA C++ has no name for. A kernel includes only this header and lives in the
-// namespace blockscope::BLOCKSCOPE_BACKEND: nvcc compiles it for a GPU (`cuda`), any C++ compiler
-// for the emulator (`emulated`), and one program can hold both. No torch here.
+// The dialect of device code: CUDA's own names, and a wrapper for each instruction that CUDA C++
+// has no name for. A kernel includes only this header and is in the namespace
+// blockscope::BLOCKSCOPE_BACKEND. nvcc compiles it for a GPU (`cuda`), and any C++ compiler for the
+// emulator (`emulated`). One program can hold both. No torch here.
 //
-//   dynamic_shared()                   the block's shared memory, launch()'s last size
+//   dynamic_shared()                   the block's shared memory, of launch()'s shared_bytes
 //   launch(kernel, grid, block, shared_bytes, stream, arguments...)
 //   shared_limit()                     the most shared_bytes that the current device takes
-//   copy_async_16(to, from, bytes)     cp.async of 0..16 bytes, the rest of the 16 zeroed; both
-//                                      aligned to 16; nothing is read where bytes is 0
+//   copy_async_16(to, from, bytes)     cp.async of 0..16 bytes; the rest of the 16 is zeroed.
+//                                      Both are aligned to 16. With 0 bytes, nothing is read
 //   copy_async_commit(), copy_async_wait<n>()
 //   load_matrix_x4[_transposed](r, p)  ldmatrix of four 8x8 matrices of 16 bit; p of lane i is row
 //                                      i % 8 of matrix i / 8
@@ -22,7 +22,7 @@
 
 namespace blockscope {
 
-// 16-bit floats as they lie in memory; operands of the overloads above also name them as types.
+// The bits of 16-bit floats. The types also select overloads of the functions above.
 struct Half {
   uint16_t bits;
 };

@@ -1,7 +1,7 @@
-// The instructions that a warp does together, and 16-bit floats. Fragments of m16n8k16, with
-// row = lane / 4 and pair = lane % 4 * 2: a[0] holds (row, pair), a[1] (row + 8, pair), a[2] and
-// a[3] the same 8 columns on; b0 holds (pair, row), b1 (pair + 8, row); c holds (row, pair), (row,
-// pair + 1), then row + 8.
+// The instructions that a warp executes together, and 16-bit floats. Fragments of m16n8k16, with
+// row = lane / 4 and pair = lane % 4 * 2: a[0] holds (row, pair), a[1] (row + 8, pair); a[2] and
+// a[3] hold the same, 8 columns later. b0 holds (pair, row), b1 (pair + 8, row). c holds (row,
+// pair), (row, pair + 1), then the same of row + 8.
 #include "kernels/device/device.h"
 
 #include <cstring>
@@ -125,7 +125,7 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 
 float to_float(Half x) {
   const uint32_t magnitude = x.bits & 0x7fffu;
-  // The exponents' biases differ by 112; multiplying moves subnormals too.
+  // The exponents' biases differ by 112. The multiplication also converts subnormals.
   float value = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   if (magnitude >= 0x7c00u) value = std::bit_cast<float>(0x7f800000u | magnitude << 13);
   return (x.bits & 0x8000u) != 0 ? -value : value;

@@ -1,5 +1,6 @@
-// The dialect of device.h on the emulator: what a lane calls, and what the 32 lanes of a warp then
-// do together. Layouts of fragments: tests/kernels/test_emulator.cpp.
+// The dialect of device.h for the emulator: the functions that a lane calls, and the work that the
+// 32 lanes of a warp then do together. tests/kernels/test_emulator.cpp has the layouts of
+// fragments.
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,7 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 
-using Stream = void*;  // none: a launch runs before it returns
+using Stream = void*;  // there are no streams: a launch runs before it returns
 
 extern thread_local Dim3 threadIdx;
 extern thread_local Dim3 blockIdx;
@@ -45,7 +46,7 @@ using Where = std::source_location;
 
 inline void __syncthreads(Where where = Where::current()) { wait_for_block(where); }
 
-// --- all lanes of a warp: each brings a slot, the last to come works on the 32 of them
+// --- all lanes of a warp: each passes a slot; the last lane to arrive works on all 32 slots
 
 template <class Slot, class Work>
 void with_warp(const char* name, Where where, Slot& slot, Work) {
@@ -141,7 +142,7 @@ inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 
-// Atomic for ThreadSanitizer alone: lanes take turns.
+// Atomic only for ThreadSanitizer, because lanes run one at a time.
 template <class Value>
 Value atomicAdd(Value* target, Value value) {
   return std::atomic_ref(*target).fetch_add(value, std::memory_order_relaxed);

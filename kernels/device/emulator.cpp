@@ -37,7 +37,7 @@ constexpr int kPoison = 0xff;  // NaN in all three float types, -1 as an integer
 struct Copy {
   char* to = nullptr;
   const char* from = nullptr;
-  std::size_t bytes = 0;  // the rest of 16 becomes 0
+  std::size_t bytes = 0;  // the rest of the 16 bytes becomes 0
 };
 
 enum class State { kRunnable, kAtBarrier, kAtWarp, kEnded };
@@ -45,12 +45,12 @@ enum class State { kRunnable, kAtBarrier, kAtWarp, kEnded };
 struct Lane {
   Fiber fiber;
   State state = State::kEnded;
-  const char* name = "";  // of what it waits in
+  const char* name = "";  // the instruction that it waits in
   std::source_location where;
   void* slot = nullptr;
   WarpWork work = nullptr;
-  unsigned barriers = 0;       // that it came to, of the block
-  unsigned warp_barriers = 0;  // of its warp
+  unsigned barriers = 0;       // barriers of the block that it reached
+  unsigned warp_barriers = 0;  // barriers of its warp that it reached
   std::vector<Copy> open;      // copies issued since the last commit
   std::deque<std::vector<Copy>> committed;
 };
@@ -87,7 +87,7 @@ class Machine {
     gridDim = grid;
     num_threads_ = block.x;
     shared_bytes_ = shared_bytes;
-    // Exactly as large as asked for, at an address that swizzled rows need.
+    // Exactly the requested size, at an address that swizzled rows need.
     shared_owner_.reset(new (std::align_val_t{1024}) char[std::max<std::size_t>(shared_bytes, 1)]);
     while (lanes_.size() < num_threads_) lanes_.push_back(std::make_unique<Lane>());
     std::vector<std::size_t> order(std::size_t{grid.x} * grid.y * grid.z);
@@ -111,8 +111,8 @@ class Machine {
     lane.where = where;
     lane.slot = slot;
     lane.work = work;
-    // A lane may come to the next barrier before another has left this one, but not to the one
-    // after.
+    // A lane may reach the next barrier before another lane has left this one, but never the one
+    // after that.
     char* const token = ordered_by(lane);
     if (token != nullptr) races::release(token);
     lane.fiber.yield();
@@ -129,7 +129,7 @@ class Machine {
     }
     const Copy copy{static_cast<char*>(to), static_cast<const char*>(from),
                     static_cast<std::size_t>(bytes)};
-    // Read now as well: AddressSanitizer then names the kernel's line, not the wait's.
+    // Also read now, so AddressSanitizer names the kernel's line and not the wait's.
     char read[16];
     std::copy_n(copy.from, copy.bytes, read);
     ASAN_UNPOISON_MEMORY_REGION(to, 16);
@@ -182,7 +182,7 @@ class Machine {
 
   static void lane_main();
 
-  /// What lanes that wait together tell each other by; null: the place orders nothing.
+  /// Token of lanes that wait together; null: this place orders nothing.
   char* ordered_by(Lane& lane) {
     if (lane.state == State::kAtBarrier) return &block_token_[lane.barriers++ % 2];
     if (std::strcmp(lane.name, "__syncwarp") != 0) return nullptr;
@@ -206,9 +206,9 @@ class Machine {
     races::release(&start_token_);
     std::vector<unsigned> order(num_warps);
     std::iota(order.begin(), order.end(), 0u);
-    unsigned turns = 0;  // with this order of warps
+    unsigned turns = 0;  // turns taken with this order of warps
     while (true) {
-      // The first warp that can, goes: it runs ahead until a barrier holds it or the order changes.
+      // Runs the first runnable warp, until a barrier stops it or the order changes.
       if (turns == 0) {
         std::shuffle(order.begin(), order.end(), random_);
         turns = 1 + static_cast<unsigned>(random_()) % 512;
@@ -231,13 +231,13 @@ class Machine {
       if (lanes_[i]->state != State::kEnded) throw Fault(table());
       if (!lanes_[i]->open.empty() || !lanes_[i]->committed.empty()) {
         threadIdx = {i, 0, 0};
-        fail(std::source_location::current(),
-             "a thread ended and left copies that it never waited for");
+        fail(std::source_location::current(), "a thread ended without waiting for its copies");
       }
     }
   }
 
-  // Every runnable lane up to where it waits; then, if all lanes came to one place, its work.
+  // Runs every runnable lane until it waits. If all lanes wait at one place, does the work of that
+  // place.
   void run_warp(unsigned warp) {
     const auto turn = static_cast<unsigned>(random_());
     const unsigned first = turn % kWarp;
@@ -266,7 +266,7 @@ class Machine {
     for (unsigned i = 0; i < kWarp; ++i) lanes_[warp * kWarp + i]->state = State::kRunnable;
   }
 
-  // Whether every thread stood at one barrier.
+  // Whether every thread waits at one barrier.
   bool release_barrier() {
     for (unsigned i = 0; i < num_threads_; ++i) {
       if (lanes_[i]->state != State::kAtBarrier || !same_place(*lanes_[i], *lanes_[0]))
@@ -277,7 +277,7 @@ class Machine {
     return true;
   }
 
-  // Threads that stand together, in one line each.
+  // A line per group of threads that wait together.
   std::string table() const {
     std::ostringstream text;
     text << "threads of block " << blockIdx.x << "," << blockIdx.y << "," << blockIdx.z
@@ -305,8 +305,8 @@ class Machine {
   std::vector<std::unique_ptr<Lane>> lanes_;
   Lane* current_ = nullptr;
   std::exception_ptr error_;
-  // Two of each barrier, which take turns; and the start and the end of a block's lanes, apart, or
-  // one that ends would order those that start.
+  // Two tokens per barrier, used in turns. The start and the end of a block's lanes have separate
+  // tokens, or a lane that ends would order lanes that start.
   char block_token_[2] = {};
   std::vector<char> warp_tokens_;
   char start_token_ = 0;

@@ -1,13 +1,13 @@
-// Executes device code on the CPU, so that a machine without a GPU tests it. Thread blocks run one
-// after another, a fiber for each thread; which block, warp and lane runs next follows a seed, and
-// a warp may run ahead of the others as far as barriers let it. What the hardware leaves undefined
-// is made visible:
-// - shared memory starts as NaN for every block, and addresses outside it are refused;
+// Executes device code on the CPU, so that machines without a GPU can test it. Thread blocks run
+// one after another, with a fiber per thread. A seed decides which block, warp and lane runs next.
+// A warp may run ahead of the others as far as barriers allow. Undefined behaviour of the hardware
+// becomes visible:
+// - shared memory is NaN at the start of every block, and addresses outside it are refused;
 // - the target of copy_async_16 is NaN (poisoned for AddressSanitizer) until its thread has waited;
-// - lanes of a warp that meet different instructions, and barriers that not every thread reaches,
-//   end the run with a table of who waits where.
-// Blocks never overlap: no protocol between them is executed truthfully but "second kernel".
-// Correctness only; nothing here says anything about speed but the counters.
+// - lanes of a warp at different instructions, and barriers that not every thread reaches, end the
+//   run with a table of the waiting threads and their places.
+// Blocks never overlap, so communication between blocks is only tested if it uses a second kernel.
+// The emulator tests correctness; only its counters say something about speed.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct Dim3 {
   unsigned z = 1;
 };
 
-// What was done wrong, and where every thread stood.
+// A mistake of a kernel, with the place of every thread.
 class Fault : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -36,15 +36,15 @@ enum class Rounding { kNearest, kTruncate };
 struct Options {
   uint64_t seed = 1;
   Rounding rounding = Rounding::kNearest;
-  int shared_limit = 227 * 1024;  // of a thread block; an H100's
+  int shared_limit = 227 * 1024;  // of a thread block; that of an H100
 };
 
-// Since the last reset; exact.
+// Exact counts since the last reset.
 struct Counters {
   int64_t copied_bytes = 0;     // read from global memory by copy_async_16
-  int64_t bank_conflicts = 0;   // more than one row in a bank group, by load_matrix_*
-  int64_t matrix_products = 0;  // multiply_add of a warp
-  int64_t barriers = 0;         // __syncthreads of a block
+  int64_t bank_conflicts = 0;   // load_matrix_* with more than one row in a bank group
+  int64_t matrix_products = 0;  // multiply_add calls of warps
+  int64_t barriers = 0;         // __syncthreads calls of blocks
 };
 
 void set_options(const Options& options);
@@ -52,18 +52,19 @@ Counters& counters();
 Rounding rounding();
 int shared_limit();
 
-// Runs `body` once for every thread of the grid; block.x a multiple of 32, y and z 1. Throws Fault.
+// Runs `body` once for every thread of the grid. block.x must be a multiple of 32, y and z must be
+// 1. Throws Fault.
 void run_grid(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body);
 
-// --- what emulated_device.h is made of; only inside run_grid
+// --- the parts of emulated_device.h; only for use inside run_grid
 
-using WarpWork = void (*)(void* const* slots);  // of lanes 0..31
+using WarpWork = void (*)(void* const* slots);  // slots of lanes 0..31
 
-// Returns when all threads of the block have come here.
+// Returns when all threads of the block have arrived.
 void wait_for_block(const std::source_location& where);
-// Returns when all 32 lanes have come and `work` was done once on their slots.
+// Returns when all 32 lanes have arrived and `work` has run once on their slots.
 void wait_for_warp(const char* name, const std::source_location& where, void* slot, WarpWork work);
-// A mask other than all lanes is refused: our kernels have no divergent warps.
+// Refuses a mask other than all lanes, because our kernels have no divergent warps.
 void check_full(unsigned mask, const std::source_location& where);
 
 char* dynamic_shared();
@@ -75,7 +76,8 @@ template <int kGroups>
 void copy_async_wait() {
   wait_for_copies(kGroups);
 }
-// `bytes` at `pointer` lie in the block's shared memory, aligned to `bytes`; else Fault.
+// Throws Fault unless the `bytes` at `pointer` are in the block's shared memory and aligned to
+// `bytes`.
 void check_shared(const void* pointer, std::size_t bytes, const char* name,
                   const std::source_location& where);
 

@@ -13,8 +13,8 @@
 #endif
 
 #if defined(__x86_64__)
-// void blockscope_switch_stack(void** save, void* load): the registers a call must keep go on the
-// old stack, and come from the new one.
+// void blockscope_switch_stack(void** save, void* load): saves the registers that a call must keep
+// on the old stack, and loads them from the new one.
 asm(R"(
 .text
 .globl blockscope_switch_stack
@@ -43,7 +43,7 @@ extern "C" void blockscope_switch_stack(void** save, void* load);
 namespace blockscope::emulated {
 namespace {
 
-// Virtual until touched; AddressSanitizer's frames are several times larger.
+// Only touched pages use memory. AddressSanitizer's frames are several times larger.
 constexpr std::size_t kStackBytes = 512 * 1024;
 
 thread_local Fiber* starting = nullptr;
@@ -71,10 +71,10 @@ void Fiber::reset(void (*entry)()) {
   entry_ = entry;
   fake_stack_ = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(stack_, kStackBytes);  // of a call that never ended
+  __asan_unpoison_memory_region(stack_, kStackBytes);  // left by a call that never ended
 #endif
 #if defined(__x86_64__)
-  // At the first instruction of a function the stack is 8 off a multiple of 16.
+  // At the first instruction of a function, the stack pointer is 8 off a multiple of 16.
   auto** top = reinterpret_cast<void**>(stack_ + kStackBytes) - 2;
   *top = reinterpret_cast<void*>(&Fiber::enter);
   pointer_ = top - 6;

@@ -1,5 +1,5 @@
-// Stacks to switch between: one for each emulated thread. x86-64 by 15 lines of assembly, elsewhere
-// by ucontext; AddressSanitizer is told of every switch.
+// Switches between stacks, one per emulated thread. On x86-64 it uses 15 lines of assembly, on
+// other machines ucontext. It reports every switch to AddressSanitizer.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace blockscope::emulated {
 
-// One stack and where its owner stands. The context that calls resume() first is the scheduler's.
+// One stack and its execution state. The context that calls resume() is the scheduler.
 class Fiber {
  public:
   Fiber();
@@ -18,12 +18,12 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Prepares a fresh call of `entry` on this stack, whatever was left there; it must not return but
-  // end with a last yield().
+  // Prepares a new call of `entry` on this stack and drops its old content. `entry` must not
+  // return; it must end with a last yield().
   void reset(void (*entry)());
-  // From the scheduler: runs this fiber until it yields.
+  // Called by the scheduler: runs this fiber until it yields.
   void resume();
-  // From the fiber: back to the scheduler.
+  // Called by the fiber: returns to the scheduler.
   void yield();
 
  private:
@@ -33,7 +33,7 @@ class Fiber {
   void (*entry_)() = nullptr;
 #if defined(__x86_64__)
   void* pointer_ = nullptr;    // the fiber's stack pointer while it does not run
-  void* scheduler_ = nullptr;  // the scheduler's while it does
+  void* scheduler_ = nullptr;  // the scheduler's stack pointer while the fiber runs
 #else
   ucontext_t context_{};
   ucontext_t scheduler_{};

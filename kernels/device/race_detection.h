@@ -1,9 +1,9 @@
-// What the emulator tells ThreadSanitizer: every lane is a fiber of its own, and what one wrote
-// another may read behind __syncthreads or, in a warp, __syncwarp. Nothing else orders lanes,
-// though they run one after another: so a missing barrier is found whatever the schedule, also
-// where the result is right by luck. Kernels are compiled with -fsanitize=thread then; the emulator
-// itself is not, as its own switches and tables would order everything, but with
-// BLOCKSCOPE_FIND_RACES. Elsewhere all of this is nothing.
+// Describes the emulator to ThreadSanitizer. Every lane is a separate fiber. A lane may read
+// another lane's writes only after __syncthreads or, in a warp, __syncwarp. Nothing else orders
+// lanes, although they run one after another. So a missing barrier is found with every schedule,
+// even if the result is right by chance. For this, kernels are compiled with -fsanitize=thread. The
+// emulator is compiled with BLOCKSCOPE_FIND_RACES instead, because its own switches and tables
+// would order everything. In other builds, these functions do nothing.
 #pragma once
 
 #if defined(BLOCKSCOPE_FIND_RACES)
@@ -26,7 +26,8 @@ inline void release(void* token) { __tsan_release(token); }
 inline void acquire(void* token) { __tsan_acquire(token); }
 inline void reads_16(const void* address) { __tsan_read16(const_cast<void*>(address)); }
 inline void writes_16(void* address) { __tsan_write16(address); }
-/// While one lives, the calling fiber's accesses are nobody's: what a warp does together.
+/// While one lives, ThreadSanitizer ignores the calling fiber's accesses, such as the common work
+/// of a warp.
 struct Ignored {
   Ignored() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);

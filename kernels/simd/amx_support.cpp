@@ -15,7 +15,7 @@
 namespace blockscope {
 namespace {
 
-/// The upper half of a float32; exact for integers up to 256.
+/// The upper half of a float32, which is exact for integers up to 256.
 uint16_t bfloat16_of(int64_t integer) {
   const auto number = static_cast<float>(integer);
   uint32_t raw;
@@ -23,7 +23,7 @@ uint16_t bfloat16_of(int64_t integer) {
   return static_cast<uint16_t>(raw >> 16);
 }
 
-/// -2 to 2, in no order that a mistake of rows or columns would keep.
+/// Values from -2 to 2, in an order that mixed-up rows or columns would change.
 int64_t small(int64_t i) { return (i * i + i / 3) % 5 - 2; }
 
 }  // namespace
@@ -38,7 +38,7 @@ bool may_use_amx() {
     // Palette 1: bytes of a row and number of tiles, rows.
     if (__get_cpuid_count(0x1d, 1, &eax, &ebx, &ecx, &edx) == 0) return false;
     if ((ebx & 0xffffu) != 64 || ebx >> 16 != 8 || (ecx & 0xffffu) != 16) return false;
-    // Linux saves the tiles of a process only after it asked; systems that can't refuse.
+    // Linux saves the tiles of a process only after a request. Systems without this support refuse.
     constexpr int64_t kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
@@ -49,7 +49,7 @@ bool may_use_amx() {
 }
 
 bool multiplies_exactly(const LinearKernels& kernels) {
-  constexpr int64_t kSteps = 19;  // one block of the depth and a part of one
+  constexpr int64_t kSteps = 19;  // one block of the depth and a part of another
   constexpr int64_t kDepth = 2 * kSteps;
   constexpr int64_t kStride = kDepth + 2;
   std::vector<uint16_t> panel;
@@ -87,8 +87,8 @@ bool multiplies_exactly(const LinearKernels& kernels) {
 
 bool multiplies_exactly(const TileKernels& kernels) {
   constexpr Element kElement = Element::kBFloat16;
-  constexpr int64_t kDim = 75;   // two blocks of the depth and a part of one, in pairs a half
-  constexpr int64_t kKeys = 51;  // a panel and a part of one
+  constexpr int64_t kDim = 75;   // two blocks of the depth and a part of another; an odd number
+  constexpr int64_t kKeys = 51;  // a panel and a part of another
   const auto key_at = [](int64_t j, int64_t d) { return small(j * 41 + d); };
   const auto value_at = [](int64_t j, int64_t d) { return small(j * 29 + d + 3); };
   std::vector<uint16_t> keys, values;
@@ -116,7 +116,7 @@ bool multiplies_exactly(const TileKernels& kernels) {
         if (scores[static_cast<size_t>(r * kTileKeys + j)] != static_cast<float>(sum)) return false;
       }
     }
-    // Weights in units of 2^-10: whole numbers and a unit or two, more than a bfloat16 holds.
+    // Weights in units of 2^-10: whole numbers plus one or two units, which a bfloat16 can't hold.
     const auto weight_at = [](int64_t r, int64_t j) {
       return small(r * 31 + j) * 1024 + small(r + j * 17);
     };
@@ -133,7 +133,7 @@ bool multiplies_exactly(const TileKernels& kernels) {
                        output.data());
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t d = 0; d < kDim; ++d) {
-        int64_t sum = 3 * 1024;  // below 2^18: exact in float32, in any order
+        int64_t sum = 3 * 1024;  // below 2^18, so float32 is exact in any order
         for (int64_t j = 0; j < kKeys; ++j) sum += weight_at(r, j) * value_at(j, d);
         const float found = output[static_cast<size_t>(r * padded(kDim) + d)];
         if (found != static_cast<float>(sum) / 1024.0f) return false;

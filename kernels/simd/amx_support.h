@@ -1,5 +1,5 @@
-// Whether the kernels of AMX may run, and whether they multiply what they should: no CPU with AMX
-// has run them yet, so every process proves them before it uses them.
+// Checks whether the AMX kernels may run and multiply correctly. No CPU with AMX has run them yet,
+// so every process checks them before it uses them.
 #pragma once
 
 #include "kernels/simd/linear_kernels.h"
@@ -7,14 +7,14 @@
 
 namespace blockscope {
 
-/// Whether this CPU multiplies bfloat16 in tiles of 16 rows of 64 bytes and the system lets this
-/// process; the first call asks for it, for all threads.
+/// Whether this CPU multiplies bfloat16 in tiles of 16 rows of 64 bytes, and the system permits it.
+/// The first call requests the permission for all threads.
 bool may_use_amx();
 
-/// Whether `kernels`, of bfloat16, give the exact product of small integers.
+/// Whether `kernels` (for bfloat16) give the exact product of small integers.
 bool multiplies_exactly(const LinearKernels& kernels);
 
-/// The same of scores and of weighted sums, whose weights need more than 8 bits.
+/// The same for scores, and for weighted sums with weights of more than 8 bits.
 bool multiplies_exactly(const TileKernels& kernels);
 
 }  // namespace blockscope

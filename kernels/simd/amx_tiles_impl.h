@@ -1,8 +1,8 @@
-// What the kernels of AMX share: products of up to 32 rows by a panel of 32 columns, whose sums
-// stay in four tiles. A step of the depth is two elements of bfloat16; 16 steps of a panel are two
-// tiles as they lie, one of each half of its columns; 16 steps of 16 rows are one. Every number of
-// rows takes the same instructions, so that a row's bits are the same. Everything is in an unnamed
-// namespace.
+// Shared parts of the AMX kernels: products of up to 32 rows by a panel of 32 columns, with sums in
+// four tiles. A step of the depth is two bfloat16 elements. 16 steps of a panel are two tiles, one
+// per half of its columns, without rearrangement. 16 steps of 16 rows are one tile. Every number of
+// rows takes the same instructions, so a row's bits are always the same. Everything is in an
+// unnamed namespace.
 #pragma once
 
 #include <immintrin.h>
@@ -21,7 +21,7 @@ constexpr int64_t kStepBytes = 2 * kRowBytes;
 constexpr int64_t kBlockBytes = kBlockSteps * kStepBytes;
 static_assert(kBlockSteps * 4 == kRowBytes && kTileColumns * 4 == kRowBytes);
 
-// What ldtilecfg reads.
+// The data that ldtilecfg reads.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -31,12 +31,13 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// GCC 12 does not know that tile loads read memory (all of a configuration): before them, what was
-// written must be there.
+// GCC 12 does not know that tile loads and configurations read memory, so earlier writes must be
+// finished before them.
 inline void finish_writes() { asm volatile("" ::: "memory"); }
 
-// Tiles 0 and 1: sums of the first rows, left and right half of the columns; 2 and 3: of the rows
-// behind them. 4 and 5: those rows of the first operand. 6 and 7: the two halves of the panel.
+// Tiles 0 and 1: sums of the first rows, left and right half of the columns. Tiles 2 and 3: sums of
+// the rows after them. Tiles 4 and 5: these rows of the first operand. Tiles 6 and 7: the two
+// halves of the panel.
 inline void configure(int64_t rows) {
   const auto first = static_cast<uint8_t>(rows < kTileHeight ? rows : kTileHeight);
   const auto second = static_cast<uint8_t>(rows - first);
@@ -52,7 +53,7 @@ inline void configure(int64_t rows) {
 }
 
 // Calls f.operator()<more than a tile>(first, rows) for every block of up to kMostRows rows, with
-// tiles configured for them.
+// tiles configured for it.
 template <class F>
 inline void for_blocks_of_rows(int64_t num_rows, F f) {
   int64_t configured = 0;
@@ -67,11 +68,10 @@ inline void for_blocks_of_rows(int64_t num_rows, F f) {
       f.template operator()<false>(begin, rows);
     }
   }
-  _tile_release();  // others of this thread have shapes of their own
+  _tile_release();  // other kernels of this thread use other shapes
 }
 
-// kSecond: whether there are more rows than a tile has; kRight: whether the panel's right half is
-// wanted.
+// kSecond: there are more rows than a tile has. kRight: the panel's right half is needed.
 template <bool kSecond, bool kRight>
 inline void clear_sums() {
   _tile_zero(0);
@@ -80,7 +80,7 @@ inline void clear_sums() {
   if constexpr (kSecond && kRight) _tile_zero(3);
 }
 
-// The sums begin with what is in memory; `stride` in floats.
+// Loads the sums from memory; `stride` in floats.
 template <bool kSecond, bool kRight>
 inline void load_sums(const float* sums, int64_t stride) {
   const int64_t bytes = stride * 4;

@@ -1,4 +1,4 @@
-// What a tensor's numbers are, without a torch header.
+// The number type of a tensor, without a torch header.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace blockscope {
 
 enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
-// `static`: files compiled for one instruction set must leave no copy that the linker could take.
+// `static`, so that files compiled for one instruction set leave no copy for the linker.
 static inline constexpr int64_t element_bytes(Element element) {
   return element == Element::kFloat32 ? 4 : 2;
 }

@@ -1,4 +1,4 @@
-// What the processor offers of the instruction sets that inner loops are compiled for.
+// Which of the instruction sets of compiled inner loops the processor has.
 #pragma once
 
 #if defined(__x86_64__)
@@ -8,9 +8,12 @@
 namespace blockscope {
 
 #if defined(__x86_64__)
+inline bool has_f16c() {  // clang 16's builtin does not know it
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
 inline bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 inline bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

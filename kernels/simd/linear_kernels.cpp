@@ -1,4 +1,4 @@
-// Chooses the linear kernels at run time from what the processor offers.
+// Chooses the linear kernels at run time by the instruction sets of the processor.
 #include "kernels/simd/linear_kernels.h"
 
 #include <iterator>
@@ -20,8 +20,9 @@ const LinearKernels* const* available_linear_kernels(Element element, int64_t* c
   static const std::vector<const LinearKernels*> bfloat16 = [] {
     std::vector<const LinearKernels*> variants;
 #if defined(__x86_64__)
-    // Where vectors are several times slower than AMX, oneDNN has it if we have not. Never both of
-    // ours: their sums differ, and a row's must not depend on the number of rows.
+    // If vectors would be several times slower than AMX, oneDNN, which has AMX, is used instead.
+    // Our two variants are never mixed: their sums differ, and a row's sum must not depend on the
+    // number of rows.
     if (has_avx512_bf16() && !has_amx_bf16()) variants.push_back(&kLinearKernelsAvx512Bf16);
     if (has_avx512() && may_use_amx() && multiplies_exactly(kLinearKernelsAmx)) {
       variants.push_back(&kLinearKernelsAmx);

@@ -1,4 +1,4 @@
-// Linear kernels of bfloat16 for AMX. Where no CPU has AMX, tests execute them in emulation
+// Linear kernels for bfloat16 on AMX. On a CPU without AMX, tests run them in an emulation
 // (tests/kernels/amx_emulation.h).
 #include "kernels/simd/amx_tiles_impl.h"
 #include "kernels/simd/linear_kernels_impl.h"
@@ -8,8 +8,9 @@ namespace {
 
 static_assert(kPanelStepBytes == kStepBytes && kPanelColumns == 2 * kTileColumns);
 
-// How far ahead of the tiles memory is asked for weights; between the products, because a core has
-// few lines on their way at a time: all at once took 1.2 times as long (Xeon, 32 rows).
+// Distance of the prefetch of weights from the current tiles. Prefetches are spread between the
+// products, because a core has few lines in flight: all at once took 1.2 times as long (Xeon, 32
+// rows).
 constexpr int64_t kAheadBytes = 2 * kBlockBytes;
 
 struct AmxSums {
@@ -42,7 +43,7 @@ struct AmxSums {
       });
     }
     if (p.steps > full * kBlockSteps) {
-      // Zeros behind the last step, of both sides: neither may be NaN.
+      // Zeros after the last step on both sides, because neither may be NaN.
       alignas(64) char last_x[kMostRows * kRowBytes] = {};
       alignas(64) char last_weights[kBlockBytes] = {};
       const auto steps = static_cast<size_t>(p.steps - full * kBlockSteps);

@@ -30,16 +30,16 @@ inline Vec add_products(BFloat16, Vec sum, __m512i weight, __m512i x) {
 }
 #endif
 
-// A weight that a few tiles of rows multiply is read in chunks of so many steps, 16 KiB: the second
-// tile finds them in the first-level cache, and while the last one works on a chunk the next is
-// fetched, or memory would rest whenever a tile multiplies. Beyond kTilesAtOnce tiles products
-// bind, and up to kMostStreamedRows rows the processor's own prefetchers do it: both read a panel
-// as a whole. Measured in docs/benchmarks.md, "Products of few rows".
+// With a few tiles of rows, a weight is read in chunks of so many steps, 16 KiB. The second tile
+// finds a chunk in the first-level cache. While the last tile works on a chunk, the next chunk is
+// prefetched; else memory would idle. With more than kTilesAtOnce tiles, products are the limit.
+// With up to kMostStreamedRows rows, the processor's own prefetchers suffice. Both then read a
+// panel as a whole. See docs/benchmarks.md, "Products of few rows".
 constexpr int64_t kChunkSteps = 128;
 constexpr int64_t kTilesAtOnce = 4;
 constexpr int64_t kMostStreamedRows = 2;
 
-// sums[r][c] += row r of `x` times column c of the panel, over `steps` of it.
+// sums[r][c] += row r of `x` times column c of the panel, over `steps` steps.
 template <class Type, size_t kRows, bool kFetchNext>
 void tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, float* sums) {
   Vec left[kRows];  // sums of the first half of the columns
@@ -54,7 +54,7 @@ void tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, flo
     const char* both_halves = panel + step * kPanelStepBytes;
     const __m512i first = _mm512_loadu_si512(both_halves);
     const __m512i second = _mm512_loadu_si512(both_halves + 64);
-    if constexpr (kFetchNext) {  // beyond the weight's end it fetches nothing
+    if constexpr (kFetchNext) {  // after the weight's end, it fetches nothing
       _mm_prefetch(both_halves + kChunkSteps * kPanelStepBytes, _MM_HINT_T0);
       _mm_prefetch(both_halves + kChunkSteps * kPanelStepBytes + 64, _MM_HINT_T0);
     }
@@ -84,7 +84,7 @@ constexpr std::array<Tile, kTileRows + 1> tiles() {
   (std::make_index_sequence<kTileRows>());
 }
 
-// The sums of vectors. for_rows calls finish(sums of a row, where the row goes) for every row.
+// The sums of vectors. for_rows calls finish(sums of a row, destination) for every row.
 template <class Type>
 struct VectorSums {
   template <class Finish>
@@ -92,9 +92,9 @@ struct VectorSums {
     static constexpr auto kTiles = tiles<Type, false>();
     static constexpr auto kFetchingTiles = tiles<Type, true>();
     const int64_t count = (p.rows + kTileRows - 1) / kTileRows;
-    const auto row_of = [&](int64_t t) { return p.rows * t / count; };  // tiles of nearly one size
+    const auto row_of = [&](int64_t t) { return p.rows * t / count; };  // tiles of similar size
     alignas(64) float sums[kTilesAtOnce * kTileRows * kPanelColumns];
-    // Tiles [first, end) over the panel, in chunks.
+    // Multiplies tiles [first, end) with the panel, in chunks.
     const auto some = [&](int64_t first, int64_t end, int64_t chunk, const auto& last_tiles) {
       const int64_t row = row_of(first);
       std::fill_n(sums, (row_of(end) - row) * kPanelColumns, 0.0F);
@@ -139,7 +139,7 @@ void swiglu(const PanelProduct& p) {
   });
 }
 
-// What the vector products of the instruction set are of.
+// The element type of the vector products of the instruction set.
 #if defined(__AVX512BF16__)
 using Multiplied = BFloat16;
 #else

@@ -1,4 +1,4 @@
-// Inner loops compiled once per instruction set: which of them this processor runs.
+// Chooses among inner loops that are compiled once per instruction set.
 #pragma once
 
 #include <array>
@@ -8,13 +8,13 @@
 
 namespace blockscope {
 
-/// The fastest first; at least one.
+/// The variants that this processor can run, fastest first; at least one.
 template <typename Loops>
 struct LoopVariants {
   std::array<const Loops*, 3> variants{};
   std::size_t count = 0;
 
-  /// avx512 and avx2 may be null: not compiled for this architecture.
+  /// avx512 and avx2 may be null if they are not compiled for this architecture.
   LoopVariants(const Loops* avx512, const Loops* avx2, const Loops& baseline) {
     if (avx512 != nullptr && has_avx512()) variants.at(count++) = avx512;
     if (avx2 != nullptr && has_avx2()) variants.at(count++) = avx2;
@@ -24,7 +24,7 @@ struct LoopVariants {
 
 }  // namespace blockscope
 
-// The arguments of LoopVariants: constants that cmake/instruction_sets.cmake made.
+// The arguments of LoopVariants: constants from cmake/instruction_sets.cmake.
 #if defined(__x86_64__)
 #define BLOCKSCOPE_VARIANTS_OF(constant) &constant##Avx512, &constant##Avx2, constant##Baseline
 #else

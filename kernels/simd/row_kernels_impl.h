@@ -43,7 +43,7 @@ void rotate_as(const char* x, const char* cos, const char* sin, int64_t turning,
                char* out) {
   const int64_t half = turning / 2;
   const auto add = [](Vec a, Vec b) {
-    // With a table of the element's own type every operator's result is stored.
+    // With a table of the element's type, the result of every operator is rounded.
     constexpr bool kStores = Table::kUnitBytes == Type::kUnitBytes;
     return kStores ? rounded<Type>(a) + rounded<Type>(b) : a + b;
   };
@@ -157,7 +157,7 @@ void odds(Element element, const void* x, int64_t count, int64_t index, int64_t*
     const auto at = [&](int64_t i) { return in + i * Type::kUnitBytes; };
     const auto one = [&](int64_t i) { return load_some<Type>(at(i), Type::kUnitBytes)[0]; };
     const int64_t whole = count / kLanes * kLanes;
-    Vec rest = broadcast(-kInfinity);  // which adds nothing to any of the sums
+    Vec rest = broadcast(-kInfinity);  // adds nothing to the sums
     for (int64_t i = whole; i < count; ++i) rest[i - whole] = one(i);
     const float own = one(index);
     Vec largest = rest;
@@ -174,8 +174,8 @@ void odds(Element element, const void* x, int64_t count, int64_t index, int64_t*
       larger_than_own -= larger_ones[i];
     }
     Vec sums{};
-    Vec weighted{};  // by the logit, from the largest down
-    // Sums of sums: a vocabulary is long enough for float32 to lose digits in one.
+    Vec weighted{};  // by the logit, relative to the largest
+    // Sums of sums, because a single float32 sum over a vocabulary would lose digits.
     constexpr int64_t kAtOnce = 64 * kLanes;
     const auto add_terms = [top](Vec v, Vec& sum, Vec& by_logit) {
       const Vec below = v - top;

@@ -20,8 +20,8 @@ inline Doubles widened(const float* p) {
   return __builtin_convertvector(v, Doubles);
 }
 
-// Halves added to each other: a chain of additions one by one would take longer than the products
-// of a row.
+// Adds halves to each other, because a chain of single additions would take longer than the
+// products of a row.
 template <class V>
 inline double total(V v) {
   constexpr size_t kCount = sizeof v / sizeof v[0];
@@ -53,7 +53,7 @@ double cosine(const float* a, const float* b, int64_t dim) {
     sums[1] += x * x;
     sums[2] += y * y;
   }
-  // Squares of float32 neither overflow nor vanish in double: a zero norm means a zero vector.
+  // Squares of float32 neither overflow nor vanish in double, so a zero norm means a zero vector.
   if (sums[1] == 0.0 || sums[2] == 0.0) return 0.0;
   return sums[0] / (__builtin_sqrt(sums[1]) * __builtin_sqrt(sums[2]));
 }
@@ -99,7 +99,7 @@ void external_weights(const float* lse_external, const float* lse_internal, int6
     };
     const Vec external = part(lse_external);
     const Vec gap = part(lse_internal) - external;
-    // exp_vec ends at 88, where the share is below 1e-38.
+    // exp_vec is limited to 88, where the share is below 1e-38.
     const Vec share = 1.0f / (1.0f + exp_vec(gap > 88.0f ? broadcast(88.0f) : gap));
     store_some<Float32>(reinterpret_cast<char*>(weight + i), external == -kInfinity ? Vec{} : share,
                         bytes);
@@ -114,7 +114,7 @@ float unit_scale(Element element, const void* x, int64_t dim) {
       const Vec v = load_some<Type>(in + d * Type::kUnitBytes, (dim - d) * Type::kUnitBytes);
       squares += v * v;
     }
-    // The floor only keeps a zero vector zero; real norms are far above it.
+    // The lower limit only keeps a zero vector at zero; real norms are far larger.
     const double norm = __builtin_sqrt(total(squares));
     return static_cast<float>(1.0 / (norm <= 1e-30 ? 1e-30 : norm));
   });
@@ -141,10 +141,10 @@ double unit_gap(Element element, const void* a, const void* b, float b_scale, in
   });
 }
 
-// A vocabulary has a hundred thousand terms: float32 sums of so many vectors, then double.
+// A vocabulary has a hundred thousand terms: sum so many vectors in float32, then add in double.
 constexpr int64_t kTermsAtOnce = 64 * kLanes;
 
-// The sum of term(vector at i, bytes of it that count) for i = 0, kLanes ... below count.
+// The sum of term(vector at i, number of valid bytes) for i = 0, kLanes ... below count.
 template <class Type, class Term>
 inline double sum_terms(int64_t count, Term term) {
   double sum = 0.0;
@@ -196,7 +196,7 @@ double divergence(Element element, const void* first, double lse_first, const vo
       const Vec gap = x - part_of<Type>(b, i, lanes, 0.0f);
       return p > 0.0f ? p * gap : Vec{};
     });
-    // The probabilities were those of the rounded lse.
+    // The probabilities were computed with the rounded lse.
     return sum * __builtin_exp(static_cast<double>(origin) - lse_first) + (lse_now - lse_first);
   });
 }

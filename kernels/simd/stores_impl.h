@@ -1,4 +1,4 @@
-// Stores of one vector, rounded to nearest even, to every element type; for the kernels that are
+// Stores of one vector to every element type, rounded to nearest even, for the kernels that are
 // compiled once per instruction set. Everything is in an unnamed namespace.
 #pragma once
 
@@ -48,7 +48,7 @@ struct Float16 : LoadFloat16 {
   }
 };
 
-// f of the type that `element` names.
+// Calls f with the type of `element`.
 template <class F>
 inline auto with_type(Element element, F f) {
   if (element == Element::kFloat32) return f(Float32{});
@@ -68,7 +68,7 @@ inline Vec rounded<Float32>(Vec v) {
   return v;
 }
 
-// The first elements of a vector, as many as `bytes` bytes hold.
+// Stores the first elements of a vector: as many as `bytes` bytes hold.
 template <class Type>
 inline void store_some(char* p, Vec v, int64_t bytes) {
   if (bytes >= kLanes * Type::kUnitBytes) return Type::store_vec(p, v);
@@ -81,8 +81,8 @@ inline void store_some(char* p, Vec v, int64_t bytes) {
 #endif
 }
 
-// silu(gate) * up, silu(x) = x / (1 + exp(-x)), rounded like the two operators but for the last
-// store.
+// silu(gate) * up, with silu(x) = x / (1 + exp(-x)). Rounded like the two operators, except for the
+// last store.
 template <class Type>
 inline Vec silu_times(Vec gate, Vec up) {
   return rounded<Type>(gate / (exp_vec(-gate) + 1.0f)) * up;

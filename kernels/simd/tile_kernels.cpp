@@ -1,4 +1,4 @@
-// Chooses the tile kernels at run time from what the processor offers.
+// Chooses the tile kernels at run time by the instruction sets of the processor.
 #include "kernels/simd/tile_kernels.h"
 
 #include <array>

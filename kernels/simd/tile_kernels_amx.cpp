@@ -1,11 +1,12 @@
-// Tile kernels for AMX: products of bfloat16 in tiles, everything else as with AVX512-BF16; flags
-// in CMakeLists.txt. Where no CPU has AMX, tests execute them in emulation
+// Tile kernels for AMX: products of bfloat16 in tiles, everything else as with AVX512-BF16.
+// CMakeLists.txt has the flags. On a CPU without AMX, tests run them in an emulation
 // (tests/kernels/amx_emulation.h).
 //
 // Layouts of bfloat16, in steps of two elements (amx_tiles_impl.h): queries [row][steps]; keys
-// [panel of 32 keys][steps][32], the depth filled with zeros up to whole blocks; values [panel of
-// 32 channels][two keys][32], the keys filled with zeros up to 32 or 64. A float32 weight is the
-// sum of two of bfloat16 and an error of at most 2^-17 of it, so values are multiplied twice.
+// [panel of 32 keys][steps][32], with the depth padded with zeros to whole blocks; values [panel of
+// 32 channels][two keys][32], with the keys padded with zeros to 32 or 64. A float32 weight becomes
+// the sum of two bfloat16 numbers, with an error of at most 2^-17 of it. Values are therefore
+// multiplied twice.
 #include "kernels/simd/amx_tiles_impl.h"
 #include "kernels/simd/tile_kernels_impl.h"
 
@@ -45,7 +46,7 @@ void pack_keys_in_tiles(Element element, const void* keys, int64_t stride, int64
 
 // Stores 32 channels of two keys as pairs.
 inline void store_pairs(char* target, __m512i first, __m512i second) {
-  // Of every four lanes of four channels, the lower and the upper half.
+  // The lower and the upper half of every four lanes of four channels.
   const __m512i low = _mm512_unpacklo_epi16(first, second);
   const __m512i high = _mm512_unpackhi_epi16(first, second);
   const __m512i left = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
@@ -103,14 +104,14 @@ void scores_in_tiles(Element element, const float* queries, const float* packed_
   });
 }
 
-// The first `count` of 16 weights, zeros behind them: those may be anything, NaN too.
+// The first `count` of 16 weights, then zeros, because the other weights may be anything, even NaN.
 inline __m512 load_weights(const float* weights, int64_t count) {
   if (count <= 0) return _mm512_setzero_ps();
   const auto kept = static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << count) - 1);
   return _mm512_maskz_loadu_ps(kept, weights);
 }
 
-// A row of weights as the sum of two of bfloat16. NaN stays in both.
+// A row of weights as the sum of two bfloat16 numbers. NaN stays NaN in both.
 inline void split_weights(const float* weights, int64_t num_keys, char* high, char* low) {
   for (int64_t j = 0; j < num_keys; j += kBlockKeys) {
     const __m512 first = load_weights(weights + j, num_keys - j);

@@ -1,13 +1,14 @@
 // The one body of all tile kernels, written with GCC vector extensions and compiled once per
-// instruction set (cmake/instruction_sets.cmake), whose flags set the vector width. With
-// tile_pack_impl.h it is longer than a header should be because it is a source file.
-// Everything is in an unnamed namespace.
+// instruction set (cmake/instruction_sets.cmake), with flags that set the vector width. It is a
+// source file, so with tile_pack_impl.h it is longer than a header should be. Everything is in an
+// unnamed namespace.
 //
 // Layouts: queries [group of kGroup rows][depth][kGroup]; keys [panel][depth][kPanel] (transposed);
-// values [panel][kTileKeys][kPanel]; a panel is two vectors wide. With AVX512-BF16, bfloat16
-// queries and keys stay as they are and a unit of depth is a pair of elements: vdpbf16ps multiplies
-// exactly and adds in float32, at twice the rate of a float32 FMA (it takes subnormal inputs as 0).
-// Weights stay float32 in all of these; tile_kernels_amx.cpp has its own products of bfloat16.
+// values [panel][kTileKeys][kPanel]. A panel is two vectors wide. With AVX512-BF16, bfloat16
+// queries and keys are not converted, and a unit of depth is a pair of elements. vdpbf16ps
+// multiplies exactly and adds in float32, at twice the rate of a float32 FMA, and treats subnormal
+// inputs as 0. Weights stay float32 in all of these. tile_kernels_amx.cpp has its own products of
+// bfloat16.
 #pragma once
 
 #include "kernels/simd/tile_kernels.h"
@@ -150,7 +151,7 @@ inline float max_lane(Vec v) {
   return v[0];
 }
 
-// One row of softmax, its scores in registers in between. kWhole: a full tile, all of it visible.
+// One row of softmax, with its scores in registers. kWhole: a full tile with all keys visible.
 template <bool kWhole>
 inline void softmax_row(float* scores, int64_t num_keys, int64_t visible, float scale,
                         float& row_max, float* row_sum, float& alpha) {
@@ -165,11 +166,11 @@ inline void softmax_row(float* scores, int64_t num_keys, int64_t visible, float 
       const VecI hidden = lane_index() >= static_cast<int32_t>(visible - v * kLanes);
       x[v] = hidden ? broadcast(-kInfinity) : x[v];
     }
-    largest = larger(x[v], largest);  // a NaN is passed over here and caught by exp
+    largest = larger(x[v], largest);  // ignores a NaN, which exp then catches
   }
   const float before = row_max;
   const float after = any_above(largest, before + kMaxSlack) ? max_lane(largest) : before;
-  // A row that has seen only -inf keeps weight 0: without this, -inf - -inf would be NaN.
+  // A row with only -inf so far keeps weight 0; without this, -inf - -inf would be NaN.
   const float origin = after == -kInfinity ? 0.0f : after;
   Vec sum{};
 #pragma GCC unroll 16
@@ -241,7 +242,7 @@ void row_factors(const float* max, const float* lse, int64_t num_rows, float* fa
 void token_weights(const float* weights, const float* factors, int64_t num_tokens,
                    int64_t row_stride, int64_t group, int64_t num_keys, int64_t stride,
                    float* means, float* totals) {
-  // Row after row, four vectors of each at a time: the rows come from beyond the nearest cache.
+  // Row after row, four vectors of each at a time, because the rows are not in the nearest cache.
   constexpr int64_t kAtOnce = 4;
   for (int64_t begin = 0; begin < num_keys; begin += kAtOnce * kLanes) {
     Vec total[kAtOnce] = {};
@@ -297,7 +298,7 @@ int64_t pass_not_below(const float* p, int64_t count, float bound, int32_t first
     place = _mm512_add_epi32(place, _mm512_set1_epi32(kLanes));
   }
 #endif
-  for (; i < count; ++i) {  // no branch: which ones pass can't be predicted
+  for (; i < count; ++i) {  // no branch, because the passing ones can't be predicted
     ranks[found] = rank_of(p[i]);
     places[found] = first + static_cast<int32_t>(i);
     found += p[i] < bound ? 0 : 1;
@@ -326,7 +327,8 @@ int64_t count_reaching(const int32_t* x, int64_t count, int32_t bound) {
   return found;
 }
 
-// Halves of the range between the least and the largest, until as many reach the middle as wanted.
+// Bisects the range between the smallest and the largest until the wanted number reaches the
+// middle.
 int32_t splitting_bound(const int32_t* x, int64_t count, int64_t k) {
   int32_t low = x[0];
   int32_t high = x[0];
@@ -359,7 +361,7 @@ int64_t keep_reaching(int32_t* ranks, int32_t* places, int64_t count, int32_t bo
     const __m512i rank = _mm512_loadu_si512(ranks + i);
     const __m512i place = _mm512_loadu_si512(places + i);
     const __mmask16 reached = _mm512_cmpge_epi32_mask(rank, least);
-    // Nothing that was not read yet is written: kept <= i.
+    // kept <= i, so it never overwrites an unread element.
     _mm512_storeu_si512(ranks + kept, _mm512_maskz_compress_epi32(reached, rank));
     _mm512_storeu_si512(places + kept, _mm512_maskz_compress_epi32(reached, place));
     kept += __builtin_popcount(reached);

@@ -1,4 +1,4 @@
-// First half of the tile kernels' one body: packing. See tile_kernels_impl.h.
+// First half of the body of the tile kernels: packing. See tile_kernels_impl.h.
 #pragma once
 
 #include <cstring>
@@ -21,10 +21,10 @@ constexpr bool kBFloat16Pairs = false;
 #endif
 constexpr int64_t kPanel = 2 * kLanes;
 
-// 32-bit units, moved as they are.
+// 32-bit units, copied unchanged.
 struct LoadPair : LoadFloat32 {};
 
-// Calls f with the Load of the element type; `pairs` where products may be taken two at a time.
+// Calls f with the Load of the element type. `pairs`: products may be taken two at a time.
 template <class F>
 inline void with_load(Element element, bool pairs, F f) {
   if (element == Element::kFloat32) return f(LoadFloat32{});

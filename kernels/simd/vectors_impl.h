@@ -1,5 +1,5 @@
-// The vectors of the kernels that are compiled once per instruction set: as wide as the compiler
-// flags of the including file allow; loads of every element type, and exp. Everything is in an
+// Vectors for the kernels that are compiled once per instruction set, as wide as the compiler flags
+// of the including file allow. Also loads of every element type, and exp. Everything is in an
 // unnamed namespace.
 #pragma once
 
@@ -96,7 +96,7 @@ struct LoadFloat16 {
   }
 };
 
-// The vector at p, of which only `bytes` bytes may be read; zeros behind them.
+// The vector at p, with zeros after the first `bytes` bytes, which are the only ones read.
 template <class Load>
 inline Vec load_some(const char* p, int64_t bytes) {
   if (bytes >= kLanes * Load::kUnitBytes) return Load::load_vec(p);
@@ -110,7 +110,7 @@ inline Vec load_some(const char* p, int64_t bytes) {
   return Load::load_vec(copy);
 }
 
-// The larger of a and b; b where one of them is NaN.
+// The larger of a and b; b if one of them is NaN.
 inline Vec larger(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return _mm512_maskz_max_ps(0xffff, a, b);
@@ -150,7 +150,7 @@ inline Vec exp_vec(Vec x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
 #if defined(__AVX512F__)
-  // p * 2^n, whatever n is: no input needs to be brought into the range first.
+  // p * 2^n for any n, so no input needs a range reduction first.
   const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.33654f), _CMP_NLT_UQ);
   return _mm512_maskz_scalef_ps(normal, p, n);
 #else

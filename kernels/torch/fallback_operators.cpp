@@ -13,7 +13,7 @@ using at::Tensor;
 
 constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 
-/// Attention over one set of keys: out [K, R, D] float32, lse [K, R]; R rows of a KV head.
+/// Attention over one set of keys: out [K, R, D] float32, lse [K, R]. R: rows of a KV head.
 struct Part {
   Tensor out, lse;
 };
@@ -27,7 +27,7 @@ Part attend(const Tensor& q, const Tensor& k, const Tensor& v, double scale,
   Tensor scores = at::bmm(q, k.transpose(1, 2)).mul_(scale);
   if (hidden.defined()) scores.masked_fill_(hidden, kMinusInf);
   const Tensor lse = at::logsumexp(scores, {-1});
-  const Tensor none = lse == kMinusInf;  // no key is seen: weights of 0, not of NaN
+  const Tensor none = lse == kMinusInf;  // no visible key: weights of 0, not NaN
   const Tensor weights = scores.sub_(lse.masked_fill(none, 0.0).unsqueeze(-1)).exp_();
   return {at::bmm(weights, v), lse};
 }
@@ -41,7 +41,7 @@ Part in_heads(const Part& part, at::IntArrayRef rows) {  // -> [H, T, D], [H, T]
   return {part.out.reshape(rows), part.lse.reshape(rows.slice(0, 2))};
 }
 
-/// The parts [..., D] and [...] float32 merged as merge_attention has them.
+/// Merges parts [..., D] and [...] float32 like merge_attention.
 Part merge(const std::vector<Part>& parts) {
   std::vector<Tensor> lses;
   for (const Part& part : parts) lses.push_back(part.lse);
@@ -60,12 +60,12 @@ std::vector<int64_t> lengths_of(const Tensor& lengths) {
   return {dense.const_data_ptr<int64_t>(), dense.const_data_ptr<int64_t>() + dense.numel()};
 }
 
-/// A table of the host, where `like` is.
+/// Copies a table of the host to the device of `like`.
 Tensor beside(const Tensor& host, const Tensor& like) {
   return host.to(like.device(), /*non_blocking=*/true);
 }
 
-/// What every operator over a block returns, sequence by sequence.
+/// Collects the results of an operator over a block, sequence by sequence.
 struct Sides {
   std::vector<Tensor> out, external, lse_external, internal, lse_internal;
 
@@ -89,10 +89,10 @@ struct Sides {
   }
 };
 
-/// One sequence of the arguments that every operator over a block takes; float32.
+/// One sequence of the arguments of an operator over a block, in float32.
 struct Sequence {
   Tensor q;           // [K, G * T, D]
-  Tensor key, value;  // [K, N, D], of which `length` count
+  Tensor key, value;  // [K, N, D]; the first `length` keys count
   Tensor block_key, block_value;
   int64_t length;
   at::IntArrayRef rows;  // [H, T, D]
@@ -119,7 +119,7 @@ class Sequences {
   int64_t count() const { return q_.size(0); }
   Sequence at(int64_t s) const {
     const int64_t length = lengths_[static_cast<size_t>(s)];
-    // What lies behind the length is not read: it may hold NaN.
+    // Keys after the length are not read, because they may hold NaN.
     const auto keys = [&](const Tensor& all) {
       return all.select(0, s).narrow(1, 0, length).to(at::kFloat);
     };
@@ -146,7 +146,7 @@ class Sequences {
 Tensor marks_of(const Tensor& index, int64_t length) {
   const Tensor at = index.to(at::kLong);
   Tensor marks = at::zeros({index.size(0), length + 1}, index.options().dtype(at::kBool));
-  // -1 marks the place behind the last key.
+  // -1 marks an extra place after the last key.
   marks.scatter_(1, at::where(at < 0, length, at), true);
   return marks.narrow(1, 0, length);
 }
@@ -166,8 +166,8 @@ struct Ranked {
   Tensor index, probability;  // [..., k]
 };
 
-/// The k best of [..., N], falling, ties to the lower position, NaN last; -1 and 0 where there are
-/// fewer.
+/// The k best of [..., N], falling, ties to the lower position, NaN last. -1 and 0 fill the rest if
+/// there are fewer.
 Ranked best_of(const Tensor& values, int64_t k) {
   const int64_t count = std::min(k, values.size(-1));
   // Probabilities are never below 0.
@@ -270,7 +270,7 @@ PartialAttention unselected_attention(const Tensor& q, const Tensor& k_ext, cons
 
 Tensor prefill_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& len,
                          int64_t block_length, double scale, int64_t query_start) {
-  constexpr int64_t kRows = 512;  // query tokens at a time, as their scores are stored
+  constexpr int64_t kRows = 512;  // query tokens at a time, because their scores are stored
   const Tensor none;
   const Sequences sequences(q, k, v, len, none, none, scale);
   std::vector<Tensor> outputs;
@@ -373,7 +373,7 @@ PageBounds page_bounds(const Tensor& k_ext, const Tensor& ext_len, int64_t page_
 
 namespace {
 
-/// [S, K, P], or [S, K, T, P] for each token alone.
+/// [S, K, P], or [S, K, T, P] for each token separately.
 Tensor scores_of_pages(const Tensor& q, const PageBounds& bounds, const Tensor& ext_len,
                        int64_t page_size, bool per_token) {
   const std::vector<int64_t> lengths = lengths_of(ext_len);

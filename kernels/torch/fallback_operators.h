@@ -1,9 +1,8 @@
-// The operators of ops.h and row_ops.h made of torch operators, for devices, and for
-// operators of a device, that have no kernel: slower, and the scores of a sequence are stored. On
-// any device; the CPU's kernels stand beside them in the tests. Arguments and results are those of
-// the two headers; they are not checked again. Lengths and masks stay on the CPU; split_attention
-// keeps no weights. Those of row_ops.h are differentiable, which is what training takes them for;
-// their results may lie as x does.
+// The operators of ops.h and row_ops.h in terms of torch operators, for devices without kernels.
+// They are slower and store the scores of a sequence. They run on any device; the tests compare
+// them with the CPU's kernels. Arguments and results are those of the two headers; the arguments
+// are not checked again. Lengths and masks stay on the CPU. split_attention keeps no weights. The
+// operators of row_ops.h are differentiable, for training; their results may have the strides of x.
 #pragma once
 
 #include "kernels/ops.h"

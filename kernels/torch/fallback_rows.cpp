@@ -1,4 +1,4 @@
-// row_ops.h made of torch operators.
+// row_ops.h in terms of torch operators.
 #include <ATen/ATen.h>
 
 #include "kernels/torch/fallback_operators.h"
@@ -8,14 +8,14 @@ namespace {
 
 using at::Tensor;
 
-/// Rotate-half RoPE over the first channels, as many as cos has: x [S, heads, T, D].
+/// Rotate-half RoPE over as many first channels as cos has: x [S, heads, T, D].
 Tensor rotated(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const int64_t turning = cos.size(-1);
   if (turning < x.size(-1)) {
     const Tensor rest = x.narrow(-1, turning, x.size(-1) - turning);
     return at::cat({rotated(x.narrow(-1, 0, turning), cos, sin), rest}, -1);
   }
-  if (cos.scalar_type() != x.scalar_type()) {  // rotated before it is rounded
+  if (cos.scalar_type() != x.scalar_type()) {  // rotate before rounding
     return rotated(x.to(cos.scalar_type()), cos, sin).to(x.scalar_type());
   }
   const int64_t half = turning / 2;

@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 using Values = std::vector<Resolved<std::int64_t>>;
 
-constexpr std::string_view kCommandLine = "command line";  // begins the name of such a source
+constexpr std::string_view kCommandLine = "command line";  // prefix of the names of such sources
 constexpr std::array<const char*, 2> kSideMaskKeys = {"mask_token_id", "mask_id"};
 constexpr std::array<const char*, 3> kSideBlockKeys = {"block_size", "block_length", "bd_size"};
 
@@ -68,7 +68,7 @@ void add_from_tokenizer_config(const ConfigTexts& texts, const std::string& toke
 void add_from_tokenizer(const ConfigTexts& texts, const std::string& token, Values& masks) {
   if (!texts.tokenizer) return;
   const std::string where = texts.place_of("tokenizer.json");
-  // The vocabulary and merges are megabytes nobody reads here.
+  // Keeps added_tokens only, because the vocabulary and the merges are megabytes.
   const JsonObject object = JsonObject::parse(*texts.tokenizer, where, "added_tokens");
   if (!object.has("added_tokens")) return;
   const json& list = object.raw().at("added_tokens");
@@ -80,7 +80,7 @@ void add_from_tokenizer(const ConfigTexts& texts, const std::string& token, Valu
   }
 }
 
-/// The first value; an error if another source says something else.
+/// The first value. Throws if another source has a different one.
 std::optional<Resolved<std::int64_t>> agreed(const Values& values, const std::string& folder,
                                              const std::string& what, const std::string& flag) {
   if (values.empty()) return std::nullopt;
@@ -100,7 +100,7 @@ void check_range(const Resolved<std::int64_t>& value, std::int64_t low, std::int
       fmt::format("{}: {} from {}: expected {} to {}, got {}. HINT: ", folder, what, value.source,
                   low, high, value.value);
   if (value.source.starts_with(kCommandLine)) {
-    throw UsageError(message + "a value in this range, or leave " + flag + " out");
+    throw UsageError(message + "give a value in this range, or leave " + flag + " out");
   }
   throw CheckpointError(message + "decide with " + flag);
 }
@@ -115,7 +115,7 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
   Values blocks;
   const bool autoregressive = family.attention == FamilyAttention::causal;
   if (autoregressive) {
-    // Whatever the file says: the model was trained to predict one token after the other.
+    // The file's values are ignored: the model was trained to predict one token after the other.
     config_json.pass_over({"mask_token_id", "block_size", "block_length"});
   } else {
     for (const std::string& key : family.mask_keys) {
@@ -163,7 +163,7 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
   }
   config.attention_causal = autoregressive && !config.mask_token_id;
 
-  // The command line wins; what it overrode stays visible.
+  // The command line wins. Warnings show what it overrides.
   for (const auto& other : masks) {
     if (overrides.mask_token_id && other.value != *overrides.mask_token_id) {
       config.warnings.push_back(fmt::format("{} {} overrides {} of {}", overrides.mask_source,

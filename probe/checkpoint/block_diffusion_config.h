@@ -1,5 +1,5 @@
-// Where the mask id and the block length come from. The order of precedence is documented in
-// model_config.h; the values of all sources are compared before the first one wins.
+// Finds the mask id and the block length. model_config.h documents the order of the sources. The
+// values of all sources are compared before the first source wins.
 #pragma once
 
 #include "probe/checkpoint/family_table.h"
@@ -8,7 +8,7 @@
 
 namespace blockscope {
 
-/// Fills `mask_token_id`, `block_length` and `warnings` of `config`; `vocab_size` and
+/// Fills `mask_token_id`, `block_length` and `warnings` of `config`. Its `vocab_size` and
 /// `max_position_embeddings` must be set. Throws CheckpointError for contradicting sources and for
 /// values out of range.
 void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_json,

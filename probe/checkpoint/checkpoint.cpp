@@ -23,11 +23,11 @@ namespace {
 constexpr std::size_t kListed = 10;
 constexpr std::uintmax_t kMaxIndexBytes = 100'000'000;
 constexpr const char* kIndexHint =
-    "index and shards are not of one save: fetch the checkpoint again, or save it again";
+    "index and shards come from different saves: fetch the checkpoint again, or save it again";
 const char* const kIndexName = "model.safetensors.index.json";
 const char* const kSingleName = "model.safetensors";
 
-/// A shard lies in the checkpoint's own folder: anything else in the index could name any file.
+/// Accepts only shards in the checkpoint's own folder, because an index could name any file.
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
@@ -67,7 +67,7 @@ std::vector<SafetensorsFile> open_shards(const fs::path& folder,
   return files;
 }
 
-/// The index and the shards' headers must tell the same story.
+/// Checks that the index and the shards' headers agree.
 void check_weight_map(const std::vector<SafetensorsFile>& files,
                       const std::map<std::string, std::string>& weight_map,
                       const std::string& index_path) {
@@ -79,7 +79,7 @@ void check_weight_map(const std::vector<SafetensorsFile>& files,
       const auto entry = weight_map.find(tensor.name);
       if (entry == weight_map.end() || entry->second != shard) {
         throw CheckpointError(fmt::format(
-            "{}: tensor \"{}\" lies in {}, expected the index to say so, got {}. HINT: {}",
+            "{}: tensor \"{}\" is in {}, expected the index to name this file, got {}. HINT: {}",
             index_path, tensor.name, shard, entry == weight_map.end() ? "nothing" : entry->second,
             kIndexHint));
       }
@@ -97,7 +97,8 @@ bool is_harmless_extra(const std::string& name, const ModelConfig& config) {
   const std::string suffix = "rotary_emb.inv_freq";
   const bool rotary = name.size() >= suffix.size() &&
                       name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
-  // Whole numbers, which the draft's loader reads itself, and what its trainer needs of the target.
+  // d2t and t2d are whole numbers, which the draft's loader reads itself. The others are what its
+  // trainer needs of the target.
   const bool of_draft =
       config.draft && (name == "d2t" || name == "t2d" || name.starts_with("verifier_"));
   return rotary || of_draft ||
@@ -108,8 +109,8 @@ bool is_float(TensorDtype dtype) {
   return dtype == TensorDtype::kF32 || dtype == TensorDtype::kF16 || dtype == TensorDtype::kBF16;
 }
 
-/// An LM head next to a tied embedding must be its copy. If it is not, two loaders make two models
-/// of the files: transformers 4 takes the embedding, transformers 5 the head.
+/// With a tied embedding, an LM head in the files must be its copy. If it is not, the files have
+/// two meanings: transformers 4 uses the embedding, transformers 5 the head.
 void check_tied_head(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config();
   const WeightNames& names = family_of(config).weights;
@@ -203,8 +204,8 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
 
 namespace {
 
-/// What `--dtype auto` means where config.json names no dtype: the dtype of the first weight, as
-/// in transformers.
+/// For `--dtype auto` if config.json names no dtype: takes the dtype of the first weight, as
+/// transformers does.
 void take_dtype(ModelConfig& config, const TensorInfo& weight) {
   config.dtype = weight.dtype == TensorDtype::kBF16  ? "bfloat16"
                  : weight.dtype == TensorDtype::kF16 ? "float16"
@@ -266,7 +267,7 @@ void Checkpoint::check_tensors(const std::vector<ExpectedTensor>& expected) cons
   std::vector<std::string> misshapen;
   std::vector<std::string> unknown;
   std::set<std::string_view> names;
-  // Where the weights lie in shards, each tensor that is there says in which.
+  // If the weights are in shards, the message names the shard of each tensor that was found.
   const auto shard_of = [&](std::string_view name) {
     if (files_.size() < 2) return std::string();
     const auto holds = [&](const SafetensorsFile& file) { return file.find(name) != nullptr; };
@@ -305,8 +306,8 @@ void Checkpoint::check_tensors(const std::vector<ExpectedTensor>& expected) cons
                         family.key("tie_word_embeddings"));
   } else {
     text +=
-        "\n  HINT: weights and config.json must be of one model: fetch both again, or convert the "
-        "checkpoint again";
+        "\n  HINT: weights and config.json must belong to one model: fetch both again, or convert "
+        "the checkpoint again";
   }
   throw CheckpointError(text);
 }

@@ -1,5 +1,5 @@
-// A checkpoint folder in the Hugging Face layout: its configuration and its (sharded) weights,
-// mapped and checked against the family's weight-name table. Opening reads headers only.
+// A checkpoint folder in the Hugging Face layout: its configuration and its (sharded) weights. The
+// weights are mapped, and checked against the family's weight names. Opening reads headers only.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,11 @@ struct ExpectedTensor {
   std::vector<std::int64_t> shape;
 };
 
-/// Names as in weight_names.h; projections are [out, in], row-major. Of the Qwen and SDAR families:
-///   model.embed_tokens.weight [V, hidden]; model.norm.weight [hidden]; lm_head.weight (unless
-///   tied) model.layers.N.{input,post_attention}_layernorm.weight [hidden]
+/// Names as in weight_names.h; projections are [out, in], row-major. For the Qwen and SDAR
+/// families:
+///   model.embed_tokens.weight [V, hidden]; model.norm.weight [hidden]
+///   lm_head.weight [V, hidden] (unless tied)
+///   model.layers.N.{input,post_attention}_layernorm.weight [hidden]
 ///   model.layers.N.self_attn.{q,k,v,o}_proj.weight (+ .bias with attention_bias, of o with
 ///   attention_output_bias)
 ///   model.layers.N.self_attn.{q,k}_norm.weight [head_dim]
@@ -34,9 +36,9 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config);
 class Checkpoint {
  public:
   /// Reads model.safetensors, or the shards of model.safetensors.index.json, and checks names and
-  /// shapes against `expected_tensors(config)`: missing, misshapen and unknown tensors are listed
-  /// together (first 10 of each) in one CheckpointError. Harmless extras (rotary inv_freq, a
-  /// copy of the tied embedding as lm_head.weight) are let through.
+  /// shapes against `expected_tensors(config)`. Throws one CheckpointError that lists missing,
+  /// misshapen and unknown tensors (the first 10 of each). Harmless extras are accepted: rotary
+  /// inv_freq, and a copy of the tied embedding as lm_head.weight.
   static Checkpoint open(const std::filesystem::path& folder, const ModelOverrides& overrides = {});
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -44,7 +46,7 @@ class Checkpoint {
   const std::vector<SafetensorsFile>& files() const { return files_; }
   std::size_t num_tensors() const { return by_name_.size(); }
   std::uint64_t total_bytes() const;
-  /// nullptr when there is none of this name.
+  /// nullptr if there is no tensor of this name.
   const TensorInfo* find(std::string_view name) const;
   /// Throws CheckpointError naming the tensor.
   const TensorInfo& at(std::string_view name) const;
@@ -52,9 +54,10 @@ class Checkpoint {
   /// point tensors (F32, F16, BF16) are accepted for expected names.
   void check_tensors(const std::vector<ExpectedTensor>& expected) const;
 
-  /// 64 hex digits: SHA-256 over the resolved shape-giving config, then for every tensor in name
-  /// order its name, dtype, shape and first and last 64 KiB. Same for sharded and single files;
-  /// reads at most 128 KiB a tensor, so an 8B model takes well under a second once cached.
+  /// 64 hex digits: SHA-256 over the resolved config values that decide the model's numbers, then,
+  /// for every tensor in name order, its name, dtype, shape and first and last 64 KiB. Sharded and
+  /// single files give the same digest. Reads at most 128 KiB per tensor, so an 8B model takes well
+  /// under a second if its files are cached.
   std::string digest() const;
 
  private:
@@ -65,8 +68,8 @@ class Checkpoint {
   std::unordered_map<std::string_view, const TensorInfo*> by_name_;
 };
 
-/// What token ids mean: SHA-256 of the folder's tokenizer.json, 64 hex digits. Throws
-/// CheckpointError where there is none.
+/// Identifies the meaning of token ids: SHA-256 of the folder's tokenizer.json, 64 hex digits.
+/// Throws CheckpointError if there is no such file.
 std::string tokenizer_digest(const std::filesystem::path& folder);
 
 }  // namespace blockscope

@@ -1,6 +1,6 @@
 // The digest that identifies a checkpoint in traces and calibration files. It covers everything
-// that gives the model its numbers, and nothing that only describes how it was stored or is decoded
-// (shards, mask id, block length, stop ids), so the same weights always have the same digest.
+// that decides the model's numbers. It leaves out how the checkpoint is stored or decoded (shards,
+// mask id, block length, stop ids), so the same weights always have the same digest.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -18,9 +18,9 @@ namespace {
 
 using nlohmann::json;
 
-// Any value changes nothing here, in any family.
+// Keys that change nothing here, in any family and with any value.
 constexpr std::string_view kIdle[] = {
-    // Training alone: initialisation, dropout, losses, how the trainer splits and repeats the work.
+    // For training only: initialisation, dropout, losses, how the trainer splits and repeats work.
     "initializer_range",
     "init_std",
     "init_fn",
@@ -48,7 +48,7 @@ constexpr std::string_view kIdle[] = {
     "num_anchors",
     "max_anchors",
     "loss_decay_gamma",
-    // Which kernel computes and what it keeps, not what is computed.
+    // Which kernel is used and what it keeps, not what is computed.
     "attn_implementation",
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -61,12 +61,12 @@ constexpr std::string_view kIdle[] = {
     "precision",
     "torchscript",
     "use_bfloat16",
-    // Windows that count only with use_sliding_window and layer_types, which are read.
+    // Used only with use_sliding_window and layer_types, which are read.
     "sliding_window",
     "max_window_layers",
-    // Counts only with a scaled RoPE, which reads it.
+    // Used only with a scaled RoPE, which reads it.
     "original_max_position_embeddings",
-    // Defaults of generate(): the options of the command decide here.
+    // Defaults of generate(); here the options of the command decide.
     "max_length",
     "max_new_tokens",
     "min_length",
@@ -94,7 +94,7 @@ constexpr std::string_view kIdle[] = {
     "forced_bos_token_id",
     "forced_eos_token_id",
     "decoder_start_token_id",
-    // Bookkeeping: names, versions, what other heads than the LM head would need.
+    // Names, versions, and settings of other heads than the LM head.
     "_name_or_path",
     "name_or_path",
     "_commit_hash",
@@ -119,9 +119,9 @@ constexpr std::string_view kIdle[] = {
     "tf_legacy_loss",
 };
 
-// Of every family.
+// Keys that change nothing in any family.
 constexpr NeutralKey kNeutral[] = {
-    // What other models switch on or scale with, at the value that does neither.
+    // Switches and factors of other models, at the value that changes nothing.
     {"is_decoder", "false"},
     {"is_encoder_decoder", "false"},
     {"add_cross_attention", "false"},
@@ -161,7 +161,7 @@ void refuse_unread(const JsonObject& object, std::span<const NeutralKey> own, bo
       unknown.push_back(key);
     } else if (!row->value.empty() && object.raw().at(key) != json::parse(row->value)) {
       object.fail(key, fmt::format("{} or nothing", row->value),
-                  "another value makes another model, which is not supported");
+                  "with another value it is a different model, which is not supported");
     }
   }
   if (unknown.empty()) return;

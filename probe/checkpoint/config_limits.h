@@ -1,5 +1,5 @@
-// Upper limits of what a config.json may say, far above any published model: they keep every product
-// of two sizes within int64.
+// Upper limits for the values of a config.json, far above any published model. They keep every
+// product of two sizes within int64.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,6 @@ inline constexpr std::int64_t kMaxWidth = std::int64_t{1} << 22;
 inline constexpr std::int64_t kMaxVocab = std::int64_t{1} << 26;
 inline constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
 inline constexpr std::int64_t kMaxExperts = 65'536;
-inline constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();  ///< of a token
+inline constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();  ///< of tokens
 
 }  // namespace blockscope

@@ -1,7 +1,7 @@
-// DFlash drafts (arXiv 2602.06036): Qwen3's layers, run together with a target. Two layouts are
-// published: z-lab's (`dflash/model.py:DFlashDraftModel`: `dflash_config` among Qwen3's keys, and
-// model_type qwen3 as a rule) and speculators' (`speculators/models/dflash`: Qwen3's keys under
-// `transformer_layer_config`, tensors of its own vocabulary).
+// DFlash drafts (arXiv 2602.06036): Qwen3's layers, run together with a target. There are two
+// published layouts. z-lab's (`dflash/model.py:DFlashDraftModel`) has `dflash_config` among Qwen3's
+// keys, and usually model_type qwen3. speculators' (`speculators/models/dflash`) has Qwen3's keys
+// under `transformer_layer_config`, and tensors of its own vocabulary.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -26,8 +26,8 @@ constexpr NeutralKey kInnerKeys[] = {{"mask_token"},  // the text of the mask, w
                                      {"attention_mode", "\"gqa\""},
                                      {"use_qk_norm", "true"},
                                      {"sample_from_anchor", "false"}};
-// The file names its target and its trainer. Of the rest the inner object or the target decides;
-// lm_head and embed_tokens are both demanded, whatever is said of tying.
+// Keys that name the target or the trainer, or that the inner object or the target decides.
+// lm_head and embed_tokens are both required, so tie_word_embeddings changes nothing.
 constexpr NeutralKey kSpeculatorsKeys[] = {{"speculators_config"},
                                            {"speculators_version"},
                                            {"proposal_speculative_tokens"},
@@ -44,7 +44,7 @@ constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kMostBlock = 4096;
 constexpr std::int64_t kLeastBlock = 2;  // the certain token, and one that is drafted
 
-/// A list of layer numbers, `shift` less than they stand in the file.
+/// Reads a list of layer numbers and subtracts `shift` from each.
 std::vector<std::int64_t> layer_list(const JsonObject& file, const std::string& key,
                                      std::int64_t shift) {
   std::vector<std::int64_t> layers;
@@ -62,7 +62,7 @@ std::vector<std::int64_t> layer_list(const JsonObject& file, const std::string& 
   return layers;
 }
 
-/// A key that may stand in either object, or in both with one value.
+/// A key that may be in either object, or in both with the same value.
 std::optional<std::int64_t> agreed_integer(const JsonObject& file, const JsonObject& keys,
                                            const std::string& key, std::int64_t low,
                                            std::int64_t high) {
@@ -90,10 +90,11 @@ DraftConfig parse_speculators(const JsonObject& file, const ModelConfig& model) 
   if (!file.has("aux_hidden_state_layer_ids")) {
     file.fail("aux_hidden_state_layer_ids", "a list of layer numbers");
   }
-  // Numbers of hidden states there, of which the first is the embedding's.
+  // The file numbers hidden states, and the first one is the embedding.
   draft.target_layers = layer_list(file, "aux_hidden_state_layer_ids", 1);
   if (file.optional_boolean("sample_from_anchor").value_or(false)) {
-    file.fail("sample_from_anchor", "false", "drafts whose first row predicts too are not run");
+    file.fail("sample_from_anchor", "false",
+              "drafts whose first row also predicts are not supported");
   }
   return draft;
 }
@@ -109,7 +110,7 @@ void refuse_other_drafts(const JsonObject& file) {
     const auto type = object.optional_string("model_type");
     if (type && *type != expected && *type != other) {
       object.fail("model_type", fmt::format("\"{}\"", expected),
-                  "drafts with the layers of another model are not run");
+                  "drafts with the layers of another model are not supported");
     }
   };
   if (file.has("dflash_config")) return require_type(file, "qwen3", "dflash");
@@ -117,19 +118,19 @@ void refuse_other_drafts(const JsonObject& file) {
   require_type(dflash_shape_keys(file), "qwen3", "dflash");
 }
 
-/// A draft may call itself qwen3: its own keys give it away.
+/// A draft may call itself qwen3, so its own keys decide.
 bool is_dflash(const JsonObject& file, const std::optional<std::string>& architecture) {
   if (!file.has("dflash_config") &&
       file.optional_string("speculators_model_type").value_or("") != "dflash") {
     if (file.has("speculators_model_type")) {
-      file.fail("speculators_model_type", "\"dflash\"", "drafts of other kinds are not run");
+      file.fail("speculators_model_type", "\"dflash\"", "drafts of other kinds are not supported");
     }
     return false;
   }
   if (architecture &&
       std::ranges::find(kDflashClasses, *architecture) == std::end(kDflashClasses)) {
     file.fail("architectures", fmt::format("[\"{}\"]", fmt::join(kDflashClasses, "\"] or [\"")),
-              "drafts of other kinds are not run");
+              "drafts of other kinds are not supported");
   }
   refuse_other_drafts(file);
   return true;
@@ -142,7 +143,7 @@ DraftConfig parse_dflash(const JsonObject& file, const ModelConfig& model) {
   DraftConfig draft;
   draft.draft_vocab_size = vocab_size;
   require_dflash_number(file, "draft_vocab_size", vocab_size);
-  const std::string block = "block_size";  // newer drafts keep it among the others
+  const std::string block = "block_size";  // newer drafts have it in dflash_config
   const auto block_size = agreed_integer(file, keys, block, kLeastBlock, kMostBlock);
   if (!block_size) keys.fail(block, "an integer");
   draft.block_size = *block_size;
@@ -158,7 +159,7 @@ DraftConfig parse_dflash(const JsonObject& file, const ModelConfig& model) {
     draft.target_layers = default_target_layers(draft.num_target_layers, model.num_layers);
   } else {
     keys.fail("target_layer_ids", "a list of layer numbers",
-              "without it num_target_layers decides, which isn't there either");
+              "without it num_target_layers decides, but that key is missing, too");
   }
   draft.target_digest = keys.optional_string("target_digest").value_or("");
   for (const std::int64_t layer : draft.target_layers) {
@@ -184,7 +185,7 @@ void finish_dflash(const ConfigFile& file, ModelConfig& config) {
     config.block_length = {config.draft->block_size, "config.json:block_size"};
   }
   if (!config.draft->speculators) return;
-  refuse_unsupported(file.whole, file.family, config.num_layers);  // vLLM reads these there too
+  refuse_unsupported(file.whole, file.family, config.num_layers);  // vLLM reads these keys, too
   refuse_unread_keys(file.whole, kSpeculatorsKeys);
 }
 
@@ -199,7 +200,7 @@ void record_dflash(const ConfigFile&, ModelConfig& config) {
                draft.speculators ? "config.json:draft_vocab_size" : "the target's vocabulary");
 }
 
-/// As z-lab's drafts have it.
+/// The config.json of a trained draft, in z-lab's layout.
 nlohmann::ordered_json dflash_config_json(const Family& family, const ModelConfig& config,
                                           const TrainedTokens& tokens) {
   nlohmann::ordered_json keys = qwen_config_json(qwen3_family(), config, tokens);
@@ -233,17 +234,17 @@ Family dflash_family() {
   family.name = "dflash";
   family.architectures = {std::begin(kDflashClasses), std::end(kDflashClasses)};
   family.meaning =
-      "DFlash drafts of a Qwen3 target, told by dflash_config or speculators_model_type";
+      "DFlash drafts of a Qwen3 target, recognised by dflash_config or speculators_model_type";
   family.source = "DFlash, arXiv 2602.06036; dflash/model.py:DFlashDraftModel";
   family.example = "capture Qwen/Qwen3-8B --draft z-lab/Qwen3-8B-DFlash-b16";
   family.refuses =
-      "drafts of other kinds, other layers than Qwen3's, drafts whose first row predicts too";
+      "drafts of other kinds, other layers than Qwen3's, drafts whose first row also predicts";
   family.draft = true;
-  family.mask_keys = family.block_length_keys = {};  // finish_dflash() knows both
-  family.weights.embed = "embed_tokens.weight";  // this and lm_head in speculators' layout alone
+  family.mask_keys = family.block_length_keys = {};  // finish_dflash() sets both
+  family.weights.embed = "embed_tokens.weight";      // this and lm_head only in speculators' layout
   family.weights.norm = "norm.weight";
   family.weights.layer = "layers.{}.";
-  // The last two are of the inner object; is_dflash() has read them.
+  // The last two are keys of the inner object, which is_dflash() has read.
   family.neutral_keys = {{"is_causal", "false"}, {"architectures"}, {"model_type"}};
   family.claims = is_dflash;
   family.shape_keys = dflash_shape_keys;

@@ -9,7 +9,7 @@
 
 namespace blockscope {
 
-// Each in the file of its family.
+// Each is defined in its family's file.
 Family sdar_family();
 Family sdar_moe_family();
 Family qwen2_family();
@@ -60,8 +60,8 @@ std::optional<std::string> first_architecture(const JsonObject& config) {
 
 void refuse(const JsonObject& config, const Family& family) {
   throw CheckpointError(fmt::format(
-      "{}: expected a family this version runs, got \"{}\": the family is known and not supported "
-      "by this version: {}. HINT: supported are {}",
+      "{}: expected a supported family, got \"{}\": the family is known but not supported by this "
+      "version: {}. HINT: use one of {}",
       config.where(), family.name, family.refusal, supported_list()));
 }
 
@@ -158,7 +158,7 @@ const Family& find_family(const JsonObject& config) {
   const Family* family = model_type ? by_model_type(*model_type) : by_architecture(*architecture);
   if (family == nullptr) {
     config.fail(model_type ? "model_type" : "architectures", "one of " + supported_list(),
-                "no other family is run by this version");
+                "this version supports no other family");
   }
   if (!family->refusal.empty()) refuse(config, *family);
   if (architecture) {

@@ -1,7 +1,7 @@
-// The model families: one entry each, in the family's own file, and the list of them in
-// family_table.cpp. What reads a config.json, names weights, decodes, trains and explains
-// (`blockscope help family`) asks the entry; nothing else knows a family by its name. An entry that
-// says nothing more is block-causal, with the keys of config.json and the weight names of Qwen3.
+// The table of model families. Each entry is in its family's own file; family_table.cpp lists them.
+// All code that depends on the family asks the entry: reading config.json, weight names, decoding,
+// training, `blockscope help family`. By default an entry is block-causal and has Qwen3's config
+// keys and weight names.
 #pragma once
 
 #include <cstdint>
@@ -21,25 +21,25 @@
 namespace blockscope {
 
 /// causal: token by token, unless the command line gives mask and block length. bidirectional:
-/// every position sees all others, and blocks count from the prompt's end.
+/// every position sees all others, and blocks are counted from the prompt's end.
 enum class FamilyAttention { block_causal, causal, bidirectional };
 
 /// A config.json as its family reads it.
 struct ConfigFile {
   const Family& family;
   JsonObject whole;
-  JsonObject keys;  // with the model's shape: `whole`, or an object in it
+  JsonObject keys;  // the keys of the model's shape: `whole`, or an object in it
 
-  /// Where the value of a key of transformers came from; the family may call it otherwise.
+  /// The source of the value of a transformers key, which may have another name in the family.
   std::string source(const std::string& key) const;
 };
 
-/// Adds a line to what was resolved.
+/// Adds a line to the table of resolved values.
 void add_resolved(ModelConfig& config, const std::string& key, const nlohmann::json& value,
                   const std::string& source);
-inline constexpr const char* kTableSource = "architecture table";  ///< the entry says so
+inline constexpr const char* kTableSource = "architecture table";  ///< source: the family's entry
 
-/// Ids of tokens with a role in the trainer's tokenizer.
+/// The ids of special tokens in the trainer's tokenizer.
 struct TrainedTokens {
   std::int64_t mask = 0;
   std::int64_t end = 0;
@@ -48,11 +48,11 @@ struct TrainedTokens {
 /// How `blockscope train` makes a model of the family.
 struct FamilyTraining {
   bool by_name = false;    // --family offers it
-  std::string backbone{};  // the family of the first stage, and while it is trained; empty: this
-  std::string target{};    // of a draft: the family of its targets
+  std::string backbone{};  // the family of the model during the first stage; empty: this one
+  std::string target{};    // for a draft: the family of its targets
   /// Fits the trainer's default shapes to the family. Throws UsageError.
   void (*fit)(ModelConfig& shapes) = [](ModelConfig&) {};
-  /// The config.json of what was trained; null: nothing is.
+  /// Makes the config.json of a trained model; null: the family can't be trained.
   nlohmann::ordered_json (*config_json)(const Family&, const ModelConfig&,
                                         const TrainedTokens&) = nullptr;
 };
@@ -67,21 +67,21 @@ struct Family {
   std::vector<std::string> architectures;  // accepted class names; the first is the default
   std::string meaning;                     // one sentence
   std::string source;                      // file and function of the published code
-  std::string example{};                   // what is given to `blockscope`
-  std::string refusal{};                   // why it is not run; empty: it is run
-  std::string refuses{};                   // what the entry's functions refuse, for people
+  std::string example{};                   // arguments of `blockscope`
+  std::string refusal{};                   // why the family is not supported; empty: it is
+  std::string refuses{};                   // variants that the entry's functions refuse, as text
 
   FamilyAttention attention = FamilyAttention::block_causal;
   std::int64_t logit_shift = 0;       // 1: the logits of position p predict position p + 1
-  std::int64_t sub_block_length = 0;  // filled before the next ones, by default; 0: none
+  std::int64_t sub_block_length = 0;  // default length of sub-blocks; 0: no sub-blocks
   bool draft = false;                 // runs together with a target (draft_config.h)
   bool qk_norm = true;
-  bool qkv_bias = false;                // always on q, k and v, never on o
-  bool experts = false;                 // layers may hold experts (moe_config.h)
-  bool partial_rotary = false;          // partial_rotary_factor of a head turns
+  bool qkv_bias = false;                // biases on q, k and v, never on o
+  bool experts = false;                 // layers may have experts (moe_config.h)
+  bool partial_rotary = false;          // only partial_rotary_factor of a head's channels rotate
   bool rotates_in_float32 = false;      // q and k are rotated before they are rounded
-  bool norm_weight_first = false;       // norms are rounded after the weight, not before it too
-  std::int64_t default_head_dim = 128;  // where the key is absent; 0: hidden_size / heads
+  bool norm_weight_first = false;       // norms are rounded only after multiplying by the weight
+  std::int64_t default_head_dim = 128;  // if the key is absent; 0: hidden_size / heads
 
   std::vector<std::string> mask_keys{"mask_token_id"};  // keys of the mask id
   std::vector<std::string> block_length_keys{"block_size", "block_length"};
@@ -90,42 +90,42 @@ struct Family {
   std::optional<std::int64_t> default_block_length{};
 
   WeightNames weights{};
-  std::map<std::string, std::string> keys{};  // by those of transformers, where they differ
-  std::vector<NeutralKey> neutral_keys{};     // and those of all families (config_keys.h)
+  std::map<std::string, std::string> keys{};  // transformers key -> own key, where they differ
+  std::vector<NeutralKey> neutral_keys{};  // in addition to those of all families (config_keys.h)
 
-  /// Whether the file is of the family, whatever it calls itself. Throws CheckpointError.
+  /// Whether the file belongs to the family, whatever its model_type. Throws CheckpointError.
   bool (*claims)(const JsonObject& whole, const std::optional<std::string>& architecture) = nullptr;
   JsonObject (*shape_keys)(const JsonObject& whole) = [](const JsonObject& whole) { return whole; };
   void (*read_shape)(const ConfigFile&, ModelConfig&) = read_qwen_shape;
   void (*read_layers)(const ConfigFile&, ModelConfig&) = read_qwen_layers;
-  /// After everything else was read.
+  /// Called after everything else was read.
   void (*finish)(const ConfigFile&, ModelConfig&) = [](const ConfigFile&, ModelConfig&) {};
   /// Adds to `resolved` what only this family has.
   void (*record)(const ConfigFile&, ModelConfig&) = [](const ConfigFile&, ModelConfig&) {};
 
   FamilyTraining training{};
 
-  /// What the family calls a key of transformers.
+  /// The family's name for a transformers key.
   const std::string& key(const std::string& transformers_key) const;
 };
 
 const std::vector<Family>& family_table();
-/// The names of those that `which` holds for.
+/// The names of the families for which `which` is true.
 std::vector<std::string> families_with(bool (*which)(const Family&));
-/// By `model_type`. Throws CheckpointError for an unknown one.
+/// The family with this `model_type`. Throws CheckpointError for an unknown one.
 const Family& family_named(std::string_view name);
 const Family& family_of(const ModelConfig& config);
-/// The family that this one is the backbone of, or itself.
+/// The family that has this one as its backbone, or itself.
 const Family& trained_from(const Family& backbone);
-/// Names the family in `config`, and fills what it decides for all its models.
+/// Writes the family's name to `config`, and the values that are the same for all its models.
 void set_family(const Family& family, ModelConfig& config);
 
 /// The family of a config.json, by `model_type` and `architectures`, which must agree. Throws
-/// CheckpointError for a family that is known and refused, and for an unknown one, listing what is
-/// supported.
+/// CheckpointError for an unknown family and for a known but unsupported one, with a list of the
+/// supported ones.
 const Family& find_family(const JsonObject& config);
 
-/// What the entry decides, as (what, value) for people: `blockscope help family NAME`.
+/// The contents of the entry as pairs of texts (name, value), for `blockscope help family NAME`.
 std::vector<std::pair<std::string, std::string>> family_facts(const Family& family);
 
 }  // namespace blockscope

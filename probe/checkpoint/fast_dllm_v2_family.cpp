@@ -1,6 +1,6 @@
 // Fast-dLLM v2: Qwen2's layers, blocks that are filled sub-block by sub-block, and a token shift.
-// Mask id, block length and sub-blocks: `modeling.py:generate`, `config.json:bd_size` of
-// Fast_dLLM_v2_7B.
+// Sources of mask id, block length and sub-blocks: `modeling.py:generate` and `config.json:bd_size`
+// of Fast_dLLM_v2_7B.
 #include "probe/checkpoint/family_table.h"
 
 namespace blockscope {

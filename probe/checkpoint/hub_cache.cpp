@@ -26,8 +26,8 @@ bool is_name_character(char c) {
          c == '_' || c == '.';
 }
 
-/// "name" or "org/name" as the hub allows them; keeps "..", absolute and empty parts out of the
-/// path.
+/// Whether `id` is "name" or "org/name" as the hub allows it. Keeps "..", absolute and empty parts
+/// out of the path.
 bool is_model_id(const std::string& id) {
   const std::size_t slash = id.find('/');
   if (slash != std::string::npos && id.find('/', slash + 1) != std::string::npos) return false;
@@ -91,7 +91,7 @@ ResolvedModel resolve_model(const std::string& id_or_path, const std::string& re
   const fs::path as_path = expand_home(id_or_path, environment.home);
   if (directory_exists(as_path)) {
     ResolvedModel model{as_path, id_or_path, "", ""};
-    // A snapshot folder given by its path still names its commit.
+    // The path of a snapshot folder ends with its commit.
     const fs::path parent = as_path.parent_path();
     if (parent.filename() == "snapshots") model.snapshot = as_path.filename().string();
     return model;

@@ -56,7 +56,7 @@ std::string read_checkpoint_text(const std::filesystem::path& path, std::uintmax
 }
 
 std::string json_excerpt(const json& value) {
-  // Containers are summarised: dumping a hostile one could take more memory than the file itself.
+  // Containers are summarised, as the text of a hostile one could be larger than the file.
   if (value.is_object()) return fmt::format("an object of {} keys", value.size());
   if (value.is_array() && value.size() > 8) return fmt::format("a list of {}", value.size());
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);

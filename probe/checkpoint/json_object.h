@@ -1,7 +1,7 @@
-// Strict reading of JSON objects from files we did not write: every access checks presence, type
-// and range, and every failure is a CheckpointError that names file, key, expected and got. A key
-// whose value is null counts as absent, as in `transformers`. An object remembers which keys it was
-// asked for, so that the others can be refused (config_keys.h).
+// Strict reading of JSON objects from files we did not write. Every access checks presence, type
+// and range. Every failure is a CheckpointError that names file, key, expected and got. As in
+// `transformers`, a key with the value null counts as absent. An object remembers which keys were
+// read, so the others can be refused (config_keys.h).
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,16 @@ namespace blockscope {
 
 class JsonObject {
  public:
-  /// `where` is the file's name in messages. Throws if `text` is not one JSON object that
-  /// strict_json.h takes. `only`: the one key whose value is kept; "": all of them.
+  /// `where` is the file's name in messages. `only`: keep the value of this key alone; "": of all
+  /// keys. Throws if `text` is not one JSON object that strict_json.h accepts.
   static JsonObject parse(std::string_view text, std::string where, std::string_view only = {});
   JsonObject(nlohmann::json value, std::string where);
 
   const std::string& where() const { return where_; }
   const nlohmann::json& raw() const { return value_; }
-  /// The keys that are there, are not null and were never asked for, by any copy of this object.
+  /// The keys that are present, not null, and were never read through any copy of this object.
   std::vector<std::string> unread() const;
-  /// Counts keys as asked for that mean nothing because of what another one says.
+  /// Counts keys as read that another key makes meaningless.
   void pass_over(std::initializer_list<const char*> keys) const;
   /// Present and not null.
   bool has(const std::string& key) const;
@@ -42,7 +42,7 @@ class JsonObject {
   std::optional<std::string> optional_string(const std::string& key) const;
   std::optional<JsonObject> optional_object(const std::string& key) const;
 
-  /// Throw fail() for a key that is there and says something else than what the runtime computes.
+  /// Call fail() if the key is present with another value than the one that the runtime implements.
   void require_switch(const char* key, bool expected, const char* why = "") const;
   void require_text(const char* key, const char* expected) const;
 
@@ -54,12 +54,12 @@ class JsonObject {
   const nlohmann::json* find(const std::string& key) const;
   nlohmann::json value_;
   std::string where_;
-  // Shared by the copies: what one of them was asked for, all were.
+  // Shared by all copies, so a key that was read through one copy counts for all of them.
   std::shared_ptr<std::set<std::string>> asked_ = std::make_shared<std::set<std::string>>();
 };
 
-/// The whole of a checkpoint's text file of at most `most_bytes`. Throws CheckpointError when it is
-/// not a regular file (opening a pipe would wait for its writer), too large or not readable.
+/// Reads a checkpoint's text file of at most `most_bytes`. Throws CheckpointError if it is too
+/// large, not readable, or not a regular file (opening a pipe would wait for its writer).
 std::string read_checkpoint_text(const std::filesystem::path& path, std::uintmax_t most_bytes);
 
 /// At most 80 characters of the value's JSON text, for messages.

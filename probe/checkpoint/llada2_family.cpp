@@ -1,6 +1,6 @@
 // LLaDA2 MoE, block-causal: dFactory `configuration_llada2_moe.py` and `modeling_llada2_moe.py`
-// (LLaDA2.0-mini, LLaDA2.0-flash). Mask id, block length and mask token: `generate` there and the
-// published tokenizer; the published config.json holds neither.
+// (LLaDA2.0-mini, LLaDA2.0-flash). Mask id, block length and mask token come from `generate` in the
+// second file and from the published tokenizer; the published config.json has none of them.
 #include <fmt/format.h>
 
 #include "probe/checkpoint/config_limits.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t kMaxShared = 1024;
 constexpr double kMaxScaling = 1e6;
 
-/// A key that repeats what others say, in some of the published files.
+/// Checks a key that repeats the information of others in some published files.
 void require_llada2_number(const JsonObject& file, const char* key, double expected) {
   const auto value = file.optional_number(key, -kMaxScaling, kMaxScaling);
   if (value && *value != expected) file.fail(key, fmt::format("{} or nothing", expected));
@@ -25,7 +25,7 @@ void refuse_other_llada2(const JsonObject& file) {
   file.require_switch("using_split_qkv_in_self_attention", false);
   file.require_switch("moe_router_enable_expert_bias", true);
   file.require_switch("norm_topk_prob", true,
-                      "the official code normalises whatever this says, other engines do not");
+                      "the official code always normalises, but other engines follow this key");
   file.require_text("score_function", "sigmoid");
   file.require_text("scoring_func", "sigmoid");
   file.require_text("topk_method", "noaux_tc");
@@ -49,7 +49,7 @@ MoeConfig parse_llada2_experts(const JsonObject& file, std::int64_t num_layers) 
   }
   moe.kept_groups = file.integer("topk_group", 1, moe.num_groups);
   moe.experts_per_token = file.integer("num_experts_per_tok", 1, moe.kept_groups * group_size);
-  moe.normalise = moe.experts_per_token > 1;  // one expert keeps its score
+  moe.normalise = moe.experts_per_token > 1;  // a single expert keeps its score
   moe.scaling = file.number("routed_scaling_factor", 0.0, kMaxScaling);
   require_llada2_number(file, "moe_router_topk_scaling_factor", moe.scaling);
   const std::int64_t shared =
@@ -65,8 +65,8 @@ MoeConfig parse_llada2_experts(const JsonObject& file, std::int64_t num_layers) 
   return moe;
 }
 
-/// What the official code does differently or not at all is refused, even `norm_topk_prob` false,
-/// which it ignores.
+/// Refuses every value that the official code treats differently or ignores, also `norm_topk_prob`
+/// false, which it ignores.
 void read_llada2_layers(const ConfigFile& file, ModelConfig& config) {
   const JsonObject& keys = file.keys;
   config.tie_word_embeddings = keys.optional_boolean("tie_word_embeddings").value_or(false);
@@ -121,8 +121,9 @@ Family llada2_moe_veomni_family() {
   family.meaning = "LLaDA2 MoE in the layout of its trainer";
   family.source = "dFactory, scripts/moe_convertor.py";
   family.refusal =
-      "its experts are stacked for training; dFactory's scripts/moe_convertor.py writes one "
-      "tensor an expert (model_type \"llada2_moe\")";
+      "its experts are stacked for training; dFactory's scripts/moe_convertor.py converts it to "
+      "one "
+      "tensor per expert (model_type \"llada2_moe\")";
   return family;
 }
 

@@ -1,5 +1,5 @@
-// LLaDA, attention in both directions. The keys of its config.json are OLMo's
-// (`configuration_llada.py`, `modeling_llada.py`), not those of transformers' own models.
+// LLaDA, a bidirectional model. The keys of its config.json are OLMo's (`configuration_llada.py`,
+// `modeling_llada.py`), not those of transformers' own models.
 #include <fmt/format.h>
 
 #include "decode_record/base/error.h"
@@ -9,7 +9,7 @@
 namespace blockscope {
 namespace {
 
-/// The official configuration without this key is of another model. `meant`: which.
+/// Requires a key without which the official configuration means another model, `meant`.
 void require_key(const JsonObject& file, const char* key, const char* expected, const char* meant) {
   if (file.has(key)) return;
   file.fail(key, expected,
@@ -18,8 +18,8 @@ void require_key(const JsonObject& file, const char* key, const char* expected, 
                         meant, expected));
 }
 
-// What the keys mean where they are absent: `configuration_llada.py`, class ModelConfig. Those that
-// change no number: neutral_keys below.
+// `configuration_llada.py`, class ModelConfig, says what absent keys mean. Keys that change no
+// number are in neutral_keys below.
 void refuse_other_llada(const JsonObject& file) {
   require_key(file, "block_type", "\"llama\"", "blocks of type \"sequential\"");
   require_key(file, "layer_norm_type", "\"rms\"", "LayerNorm (\"default\")");
@@ -44,22 +44,23 @@ std::int64_t key_value_heads(const JsonObject& file, std::int64_t num_heads) {
   const std::int64_t meant = single.value_or(false) ? 1 : num_heads;
   if (given && single && *given != meant) {
     file.fail("multi_query_attention",
-              fmt::format("nothing beside n_kv_heads {} (true means 1, false the {} of n_heads)",
+              fmt::format("no value together with n_kv_heads {} (true means 1, false means {})",
                           *given, num_heads),
-              "the official model refuses the two together; the weights of k_proj say which holds");
+              "the official model refuses both keys together; the shape of k_proj shows which one "
+              "is right");
   }
   return given.value_or(meant);
 }
 
 std::int64_t mlp_width(const JsonObject& file, std::int64_t hidden) {
   if (const auto given = file.optional_integer("mlp_hidden_size", 1, kMaxWidth)) {
-    file.pass_over({"mlp_ratio"});  // counts without a width only; published files have both
+    file.pass_over({"mlp_ratio"});  // used only without a width; published files have both
     return *given;
   }
   return file.integer("mlp_ratio", 1, 64) * hidden;
 }
 
-/// The vocabulary is `embedding_size` where it is given: logits have that many columns, and the
+/// `embedding_size`, if given, is the vocabulary size: logits have that many columns, and the
 /// official argmax runs over all of them.
 void read_llada_shape(const ConfigFile& config_file, ModelConfig& config) {
   const JsonObject& file = config_file.keys;
@@ -95,7 +96,7 @@ void fit_llada(ModelConfig& shapes) {
   shapes.rms_norm_eps = 1e-5;
 }
 
-/// config.json in the form of `configuration_llada.py`, whose switches stand as LLaDA-8B's do.
+/// A config.json in the form of `configuration_llada.py`, with the switches of LLaDA-8B.
 nlohmann::ordered_json llada_config_json(const Family& family, const ModelConfig& config,
                                          const TrainedTokens& tokens) {
   nlohmann::ordered_json keys;
@@ -159,7 +160,7 @@ Family llada_family() {
   family.mask_token = "<|mdm_mask|>";
   family.default_mask_token_id = 126336;
   family.default_block_length = 32;
-  // The LM head and the down projection of every layer are both called ff_out.
+  // The LM head and every layer's down projection have the same name, ff_out.
   family.weights = {.embed = "model.transformer.wte.weight",
                     .norm = "model.transformer.ln_f.weight",
                     .lm_head = "model.transformer.ff_out.weight",
@@ -185,12 +186,12 @@ Family llada_family() {
                  {"max_position_embeddings", "max_sequence_length"},
                  {"tie_word_embeddings", "weight_tying"},
                  {"attention_bias", "include_qkv_bias"}};
-  // The first two count only with alibi and attention_layer_norm, which are refused. The groups
-  // only wrap layers for FSDP: weights saved in groups have other names and are refused for them.
+  // The first two are used only with alibi and attention_layer_norm, which are refused. Groups only
+  // wrap layers for FSDP; weights that were saved in groups are refused because of their names.
   family.neutral_keys = {
       {"alibi_bias_max"}, {"attention_layer_norm_with_affine"}, {"block_group_size"}};
   family.read_shape = read_llada_shape;
-  family.read_layers = [](const ConfigFile&, ModelConfig&) {};  // nothing that the shape leaves
+  family.read_layers = [](const ConfigFile&, ModelConfig&) {};  // read_shape reads everything
   family.training = {.by_name = true, .fit = fit_llada, .config_json = llada_config_json};
   return family;
 }

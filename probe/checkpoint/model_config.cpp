@@ -42,7 +42,7 @@ json optional_json(const std::optional<T>& value) {
   return value ? json(*value) : json(nullptr);
 }
 
-/// What was found where; the order is the order of the printed table.
+/// Records every value and its source, in the order of the printed table.
 void record_resolved(const ConfigFile& file, const std::string& rope_source,
                      const std::string& dtype_source, const std::string& stop_source,
                      ModelConfig& config) {
@@ -90,7 +90,8 @@ void record_resolved(const ConfigFile& file, const std::string& rope_source,
   if (rope.rotary_dim > 0) add("rotary_dim", rope.rotary_dim, "partial_rotary_factor");
   add("qk_norm", config.qk_norm, kTableSource);
   add("attention_bias", config.attention_bias, from("attention_bias"));
-  // Only where it tells more: these entries make the digest that calibration files are bound to.
+  // Added only if it differs: these entries are part of the digest to which calibration files are
+  // bound.
   if (config.attention_output_bias != config.attention_bias) {
     add("attention_output_bias", config.attention_output_bias,
         family.keys.contains("attention_output_bias") ? from("attention_output_bias")
@@ -179,11 +180,11 @@ ModelConfig load_model_config(const std::filesystem::path& folder,
 
 std::int64_t require_mask_token_id(const ModelConfig& config) {
   if (config.mask_token_id) return config.mask_token_id->value;
-  throw CheckpointError(
-      fmt::format("{}: model_type \"{}\": no mask token id: expected one in this file, "
-                  "block_diffusion.json, dlm_config.json or the tokenizer's files, got none, and "
-                  "the family's default is none of the {} tokens. HINT: pass --mask-token-id",
-                  config.where, config.model_type, config.vocab_size));
+  throw CheckpointError(fmt::format(
+      "{}: model_type \"{}\": no mask token id: expected one in this file, "
+      "block_diffusion.json, dlm_config.json or the tokenizer's files, got none, and "
+      "the family has no default within the vocabulary of {}. HINT: pass --mask-token-id",
+      config.where, config.model_type, config.vocab_size));
 }
 
 std::int64_t require_block_length(const ModelConfig& config) {

@@ -1,7 +1,6 @@
-// What a checkpoint's config.json (and the small files beside it) says about the model, read
-// strictly: every value is checked, every resolved value remembers where it came from, and nothing
-// that would change the numbers is ignored. No weight is touched here, and no remote code is ever
-// executed.
+// The model's configuration, read strictly from a checkpoint's config.json and the small files next
+// to it. Every value is checked, and every resolved value keeps its source. Nothing that would
+// change the numbers is ignored. This code reads no weights and never executes remote code.
 //
 // Precedence of the mask id, highest first; the first source that has one wins:
 //   1. the command line (`--mask-token-id`)              5. the family's default, only if it is
@@ -23,14 +22,14 @@
 
 namespace blockscope {
 
-/// A value together with the place it came from, e.g. {4, "config.json:block_size"}.
+/// A value and its source, e.g. {4, "config.json:block_size"}.
 template <class T>
 struct Resolved {
   T value{};
   std::string source;
 };
 
-/// What was decided from outside the checkpoint; always wins and is recorded with who decided it.
+/// Values from outside the checkpoint. They always win, and are recorded with their source.
 struct ModelOverrides {
   std::optional<std::int64_t> mask_token_id{};
   std::optional<std::int64_t> block_length{};
@@ -38,13 +37,13 @@ struct ModelOverrides {
   std::string block_source = "command line --block-length";
 };
 
-/// RoPE variants of transformers' `modeling_rope_utils` that are honoured; every other is refused.
+/// The supported RoPE variants of transformers' `modeling_rope_utils`; all others are refused.
 enum class RopeType { kDefault, kLinear, kDynamic, kYarn, kLlama3 };
 
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
-  std::int64_t rotary_dim = 0;  // channels of a head that turn, the first ones, even; 0: all
+  std::int64_t rotary_dim = 0;  // number of a head's first channels that rotate, even; 0: all
   double factor = 1.0;          // every type but default
   std::int64_t original_max_position_embeddings = 0;  // yarn, llama3, dynamic
   std::optional<double> attention_factor;             // yarn; multiplies cos and sin
@@ -57,7 +56,7 @@ struct RopeConfig {
   double high_freq_factor = 4.0;                      // llama3
 };
 
-/// One line of the table that is printed and recorded; `value` is JSON text.
+/// One line of the printed and recorded table; `value` is JSON text.
 struct ResolvedEntry {
   std::string key;
   std::string value;
@@ -65,15 +64,15 @@ struct ResolvedEntry {
 };
 
 struct ModelConfig {
-  std::string where;         // config.json, as messages name it
-  std::string model_type;    // of an entry of family_table.h
+  std::string where;         // name of config.json in messages
+  std::string model_type;    // name of an entry in family_table.h
   std::string architecture;  // class name in `architectures`, or the family's default
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;
   std::int64_t num_heads = 0;     // H, query heads
   std::int64_t num_kv_heads = 0;  // K; query head h uses KV head h / (H / K)
-  std::int64_t head_dim = 0;      // D, even; explicit, not hidden_size / num_heads
+  std::int64_t head_dim = 0;      // D, even; may differ from hidden_size / num_heads
   std::int64_t vocab_size = 0;
   std::int64_t max_position_embeddings = 0;
   double rms_norm_eps = 0.0;
@@ -82,14 +81,14 @@ struct ModelConfig {
   bool rope_in_float32 = false;          // q and k are rotated before they are rounded (LLaDA)
   bool qk_norm = false;                  // RMSNorm over head_dim of q and k, before RoPE
   bool attention_bias = false;           // bias on the q, k and v projections
-  bool attention_output_bias = false;    // bias on the o projection (Qwen3: with the others)
-  bool attention_causal = false;         // plain autoregressive; false: block-causal masks, or
-  bool attention_bidirectional = false;  // every position sees all others, future masks too
+  bool attention_output_bias = false;    // bias on the o projection (Qwen3: if the others have one)
+  bool attention_causal = false;         // plain autoregressive; both false: block-causal
+  bool attention_bidirectional = false;  // every position sees all others, also later masks
   std::int64_t logit_shift = 0;          // 1: the logits of position p predict position p + 1
-  std::optional<MoeConfig> moe;          // layers with experts; unset: none has
-  std::optional<DraftConfig> draft;      // a DFlash draft, which runs beside its target alone
-  std::string dtype;  // "float32" | "float16" | "bfloat16", of the config; may be ""
-  std::vector<std::int64_t> stop_token_ids;  // generation_config.json first, else config.json
+  std::optional<MoeConfig> moe;          // layers with experts; unset: no layer has any
+  std::optional<DraftConfig> draft;      // a DFlash draft, which runs only with its target
+  std::string dtype;  // "float32" | "float16" | "bfloat16" of the config; may be ""
+  std::vector<std::int64_t> stop_token_ids;  // of generation_config.json, else of config.json
   std::optional<std::int64_t> bos_token_id;
   std::optional<std::int64_t> pad_token_id;
   std::optional<Resolved<std::int64_t>> mask_token_id;
@@ -99,7 +98,7 @@ struct ModelConfig {
   std::vector<std::string> warnings;    // e.g. an EOS id outside the vocabulary
 };
 
-/// The texts `parse_model_config` works on; only config.json is required. `folder` is for messages.
+/// The texts for `parse_model_config`; only config.json is required. `folder` is for messages.
 struct ConfigTexts {
   std::string folder{};
   std::string config{};                            // config.json
@@ -120,12 +119,12 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
 ModelConfig load_model_config(const std::filesystem::path& folder,
                               const ModelOverrides& overrides = {});
 
-/// The resolved mask id / block length, or a CheckpointError that names the file and the flag to
-/// pass.
+/// Return the resolved mask id or block length, or throw a CheckpointError that names the file and
+/// the flag to pass.
 std::int64_t require_mask_token_id(const ModelConfig& config);
 std::int64_t require_block_length(const ModelConfig& config);
 
-/// Every resolved value and its source: as text table for the terminal, as JSON for the trace:
+/// Every resolved value and its source: a text table for the terminal, and JSON for the trace:
 /// {"num_layers": {"value": 36, "source": "config.json:num_hidden_layers"}, ..., "warnings":
 /// [...]}.
 std::string resolved_table(const ModelConfig& config);

@@ -1,4 +1,4 @@
-// Mixture-of-experts layers. Which keys of config.json say so: qwen_family.cpp, llada2_family.cpp.
+// Mixture-of-experts layers. qwen_family.cpp and llada2_family.cpp read the keys of config.json.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@ namespace blockscope {
 
 struct MoeConfig {
   std::int64_t num_experts = 0;        // E
-  std::int64_t experts_per_token = 0;  // chosen by the router, at most E
-  std::int64_t intermediate_size = 0;  // of one expert
+  std::int64_t experts_per_token = 0;  // experts that the router chooses, at most E
+  std::int64_t intermediate_size = 0;  // intermediate size of one expert
   bool normalise = false;              // weights of the chosen experts sum to 1
   std::vector<bool> sparse;            // [num_layers]; false: an ordinary MLP
 
-  bool sigmoid = false;          // scores are sigmoids, chosen with a bias (LLaDA2); else a softmax
-  std::int64_t num_groups = 1;   // of neighbouring experts, a divisor of E
-  std::int64_t kept_groups = 1;  // experts are chosen from the best of the groups
-  double scaling = 1.0;          // times the weights of the chosen experts
-  std::int64_t shared_size = 0;  // width of what every row passes beside its experts; 0: none
+  bool sigmoid = false;          // sigmoid scores, chosen with a bias (LLaDA2); else a softmax
+  std::int64_t num_groups = 1;   // groups of neighbouring experts, a divisor of E
+  std::int64_t kept_groups = 1;  // best groups, from which experts are chosen
+  double scaling = 1.0;          // factor of the chosen experts' weights
+  std::int64_t shared_size = 0;  // width of the shared expert, which every row uses; 0: none
 };
 
 }  // namespace blockscope

@@ -1,6 +1,6 @@
-// The families whose config.json has transformers' own keys, and the reading that most other
-// families share: Qwen2, Qwen3, Qwen3-MoE. They decode token by token, or with a mask token and
-// blocks that the command line gives.
+// Qwen2, Qwen3 and Qwen3-MoE, whose config.json has transformers' own keys, and the reading of keys
+// that most other families share. These families decode token by token, unless the command line
+// gives a mask token and a block length.
 #include "probe/checkpoint/qwen_family.h"
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-/// Qwen3-MoE's keys. nullopt where the file has no experts.
+/// Reads Qwen3-MoE's keys; nullopt if the file has no experts.
 std::optional<MoeConfig> parse_qwen_experts(const JsonObject& file, std::int64_t num_layers) {
   MoeConfig config;
   // transformers 5 saves the number under the second name.

@@ -11,7 +11,7 @@ namespace {
 
 using Frequencies = std::vector<double>;
 
-constexpr double kMaxStretchedPositions = 0x1.0p40;  // far from overflow, whatever the factor says
+constexpr double kMaxStretchedPositions = 0x1.0p40;  // far from overflow, whatever the factor is
 
 Frequencies plain_frequencies(double theta, std::int64_t head_dim) {
   Frequencies result(static_cast<std::size_t>(head_dim / 2));
@@ -31,7 +31,7 @@ Frequencies dynamic_frequencies(const RopeConfig& rope, std::int64_t head_dim,
 }
 
 // YaRN eq. 17: pairs that turn more than beta_fast times over the original length keep their
-// frequency, those below beta_slow turns are interpolated, a linear ramp lies between.
+// frequency. Pairs below beta_slow turns are interpolated. Between them is a linear ramp.
 Frequencies yarn_frequencies(const RopeConfig& rope, std::int64_t head_dim) {
   const auto dim = static_cast<double>(head_dim);
   const auto pair_with_turns = [&](double turns) {
@@ -46,7 +46,7 @@ Frequencies yarn_frequencies(const RopeConfig& rope, std::int64_t head_dim) {
   }
   low = std::max(low, 0.0);
   high = std::min(high, dim - 1.0);
-  if (low == high) high += 0.001;  // as transformers: keeps the ramp's slope finite
+  if (low == high) high += 0.001;  // keeps the ramp's slope finite, as in transformers
 
   Frequencies result = plain_frequencies(rope.theta, head_dim);
   for (std::size_t i = 0; i < result.size(); ++i) {

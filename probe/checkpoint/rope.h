@@ -12,17 +12,17 @@
 namespace blockscope {
 
 struct RopeFrequencies {
-  std::vector<double> inv_freq;   // [rotary channels / 2]; angle of position p, pair i =
+  std::vector<double> inv_freq;   // [rotary channels / 2]; the angle of position p and pair i is
                                   // p * inv_freq[i]
-  double attention_factor = 1.0;  // multiply both cos and sin by it (YaRN; 1 otherwise)
+  double attention_factor = 1.0;  // factor of both cos and sin; 1 except for YaRN
 };
 
-/// `seq_len` is the longest sequence the frequencies are used for (prompt + generated tokens). Only
+/// `seq_len` is the longest sequence (prompt + generated tokens) that uses the frequencies. Only
 /// `dynamic` depends on it, and only beyond the original length.
 RopeFrequencies rope_inverse_frequencies(const ModelConfig& config, std::int64_t seq_len);
 
-/// Positions a sequence may have: max_position_embeddings, which `dynamic` scaling stretches by its
-/// factor (the other types state the stretched length there).
+/// The largest number of positions of a sequence: max_position_embeddings, times the factor of
+/// `dynamic` scaling. For the other types max_position_embeddings is already the stretched length.
 std::int64_t largest_position_count(const ModelConfig& config);
 
 }  // namespace blockscope

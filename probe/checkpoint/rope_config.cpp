@@ -14,7 +14,7 @@ namespace blockscope {
 
 namespace {
 
-// Far above any published value; keeps powers and logarithms finite in double.
+// Limits far above any published value, so powers and logarithms stay finite in double.
 constexpr double kMaxTheta = 1e15;
 constexpr double kMaxFactor = 1e6;
 constexpr double kSmallest = 1e-6;
@@ -48,8 +48,8 @@ void refuse_partial_rotary(const JsonObject& object) {
   }
 }
 
-/// int(head_dim * partial_rotary_factor), as transformers has it; the factor lies beside the other
-/// keys or, from version 5 on, in rope_parameters. `rotary_dim` repeats the product.
+/// int(head_dim * partial_rotary_factor), as in transformers. The factor is a key of config.json
+/// or, since version 5, of rope_parameters. The key `rotary_dim` repeats the product.
 std::int64_t parse_rotary_dim(const JsonObject& config_json, const std::optional<JsonObject>& rope,
                               std::int64_t head_dim) {
   const std::string key = "partial_rotary_factor";
@@ -70,7 +70,7 @@ std::int64_t parse_rotary_dim(const JsonObject& config_json, const std::optional
   return dim;
 }
 
-/// Keys of another type of RoPE, and keys that this version does not know.
+/// Refuses keys of another RoPE type, and keys that this version does not know.
 void refuse_unread(const JsonObject& rope, RopeType type) {
   for (const std::string& key : rope.unread()) {
     rope.fail(key, fmt::format("no such key for rope type \"{}\"", rope_type_name(type)),
@@ -78,8 +78,9 @@ void refuse_unread(const JsonObject& rope, RopeType type) {
   }
 }
 
-/// The one object that holds the scaling keys, if any. As in transformers 5, a non-empty
-/// `rope_scaling` is the older spelling of `rope_parameters`; both at once must be equal.
+/// The object with the scaling keys, if there is one. As in transformers 5, a non-empty
+/// `rope_scaling` is the older spelling of `rope_parameters`. If both are given, they must be
+/// equal.
 std::optional<JsonObject> find_rope_object(const JsonObject& config_json) {
   const auto parameters = config_json.optional_object("rope_parameters");
   const auto scaling = config_json.optional_object("rope_scaling");
@@ -128,10 +129,10 @@ void parse_llama3(const JsonObject& rope, RopeConfig& result) {
   }
 }
 
-/// Pretraining length: the top-level key, the scaling key, else max_position_embeddings.
+/// The pretraining length: the top-level key, else the scaling key, else max_position_embeddings.
 std::int64_t parse_original_length(const JsonObject& config_json, const JsonObject& rope,
                                    RopeType type, std::int64_t max_positions) {
-  // Dynamic NTK measures against max_position_embeddings itself.
+  // Dynamic NTK uses max_position_embeddings itself.
   if (type == RopeType::kDynamic) return max_positions;
   const std::string key = "original_max_position_embeddings";
   const auto top = config_json.optional_integer(key, 1, kMaxPositions);
@@ -139,7 +140,7 @@ std::int64_t parse_original_length(const JsonObject& config_json, const JsonObje
   return top ? *top : inner.value_or(max_positions);
 }
 
-/// Everything but theta and the type, of a type that is not the default.
+/// Reads everything but theta and the type, for a type other than the default.
 void parse_scaling(const JsonObject& config_json, const JsonObject& rope, const ModelConfig& config,
                    RopeConfig& result) {
   const auto length = config.max_position_embeddings;
@@ -156,7 +157,7 @@ void parse_scaling(const JsonObject& config_json, const JsonObject& rope, const 
   // The exponent is dim / (dim - 2).
   const std::int64_t dim = result.rotary_dim > 0 ? result.rotary_dim : config.head_dim;
   if (result.type == RopeType::kDynamic && dim < 4) {
-    config_json.fail("head_dim", "at least 4 turning channels for dynamic RoPE scaling");
+    config_json.fail("head_dim", "at least 4 rotating channels for dynamic RoPE scaling");
   }
 }
 

@@ -1,5 +1,5 @@
 // RoPE keys of config.json, in both spellings: `rope_theta` + `rope_scaling` (transformers 4) and
-// `rope_parameters` (transformers 5). Every key is honoured or refused, never ignored.
+// `rope_parameters` (transformers 5). Every key is used or refused, never ignored.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 namespace blockscope {
 
 /// `max_position_embeddings` and `head_dim` of `config` must be set. `source` becomes the key that
-/// decided, e.g. "config.json:rope_parameters". `partial`: of a family in which only a part of a
-/// head's channels turn, which must then say how many.
+/// was used, e.g. "config.json:rope_parameters". `partial`: in this family only a part of a head's
+/// channels rotate, and the file must say how many.
 RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config, bool partial,
                              std::string& source);
 

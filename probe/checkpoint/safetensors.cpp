@@ -28,7 +28,7 @@ namespace {
 class SafetensorsFile::Mapping {
  public:
   explicit Mapping(const std::filesystem::path& path) {
-    // Without O_NONBLOCK a pipe of this name would wait for its writer.
+    // Without O_NONBLOCK, opening a pipe would wait for its writer.
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) fail_system(path, "cannot be opened");
     struct stat status {};

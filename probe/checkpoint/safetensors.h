@@ -1,7 +1,7 @@
 // The safetensors file format: 8 bytes header length (little-endian), a JSON header, then the data.
-// Reading is memory-mapped and copies nothing; everything in the header is checked before a pointer
-// leaves this file. Rules of the official crate: header <= 100 MB, offsets contiguous from 0 to the
-// file's end (no hole, no overlap), byte size = product of the shape * element width.
+// Reading maps the file and copies nothing. The whole header is checked before any pointer is
+// returned. Rules of the official crate: header <= 100 MB, offsets contiguous from 0 to the file's
+// end (no hole, no overlap), byte size = product of the shape * element width.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ struct TensorInfo {
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0;  // offset of the first byte in the data section
   std::uint64_t size = 0;   // bytes
-  // Mapped, read-only, as long as the file object lives. The format has no alignment: copy
-  // (memcpy) rather than cast unless the address is checked.
+  // Mapped, read-only, valid as long as the file object lives. The format has no alignment: use
+  // memcpy, not a cast, unless the address is checked.
   const std::byte* data = nullptr;
 };
 
@@ -45,8 +45,8 @@ struct SafetensorsHeader {
   std::uint64_t data_begin = 0;  // 8 + header length
 };
 
-/// Checks and parses the first bytes of a file of `file_size` bytes; `bytes` holds at least the
-/// header. `where` names the file in messages. Throws CheckpointError.
+/// Checks and parses the header of a file of `file_size` bytes. `bytes`: the beginning of the file,
+/// with at least the header. `where` names the file in messages. Throws CheckpointError.
 SafetensorsHeader parse_safetensors_header(std::string_view bytes, std::uint64_t file_size,
                                            const std::string& where);
 
@@ -64,7 +64,7 @@ class SafetensorsFile {
   const std::filesystem::path& path() const { return path_; }
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// nullptr when there is none of this name.
+  /// nullptr if there is no tensor of this name.
   const TensorInfo* find(std::string_view name) const;
 
  private:
@@ -75,9 +75,9 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-/// Writes one file: declare every tensor, then stream the data in the declared order. The file
-/// appears under its name only after `finish` (OutputFile, fsync); without it nothing is left
-/// behind. Throws CheckpointError for other tensors than were declared, and what OutputFile throws.
+/// Writes one file: declare every tensor, then write the data in the declared order. The file
+/// appears under its name only after `finish` (OutputFile, fsync). Without `finish` no file
+/// remains. Throws CheckpointError for tensors that were not declared, and what OutputFile throws.
 class SafetensorsWriter {
  public:
   struct Entry {

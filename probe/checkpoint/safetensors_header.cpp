@@ -1,5 +1,5 @@
-// Parses and checks a safetensors header. A SAX parser that knows the only allowed structure: a
-// hostile header of 100 MB costs no more than its text, and repeated keys are seen.
+// Parses and checks a safetensors header. The SAX parser accepts only the allowed structure. It
+// detects repeated keys, and a hostile header of 100 MB needs no more memory than its text.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -54,7 +54,7 @@ std::string excerpt(const std::string& text) {
   return text.size() <= 120 ? text : text.substr(0, 120) + "...";
 }
 
-/// Builds the tensor list while the parser walks the text; `number_*`, `string`, ... are callbacks.
+/// Builds the tensor list while the parser reads the text; `number_*`, `string`, ... are callbacks.
 class HeaderHandler : public nlohmann::json_sax<json> {
  public:
   HeaderHandler(std::string where, SafetensorsHeader& header)
@@ -268,7 +268,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view bytes, std::uint64_t
     throw CheckpointError(fmt::format(
         "{}: expected the header to begin with '{{'. HINT: the file is not safetensors", where));
   }
-  // For the parser a NUL byte ends the text: what follows it would never be read.
+  // A NUL byte ends the text for the parser, so it would never read what follows.
   const std::size_t nul = text.find('\0');
   if (nul != std::string_view::npos) {
     throw CheckpointError(fmt::format("{}: expected a JSON header, got a NUL byte at byte {}. {}",

@@ -1,5 +1,5 @@
-// SDAR and TraDo: Qwen3's layers with block-causal attention. Mask id and block length: their
-// config.json, and SGLang's table {SDARForCausalLM: block 4, mask 151669}.
+// SDAR and TraDo: Qwen3's layers with block-causal attention. Mask id and block length come from
+// config.json, and from SGLang's table {SDARForCausalLM: block 4, mask 151669}.
 #include "probe/checkpoint/qwen_family.h"
 
 namespace blockscope {

@@ -21,12 +21,12 @@ std::optional<std::int64_t> parse_single_id(const JsonObject& file, const std::s
   const auto id = file.optional_integer(key, -kMaxId, kMaxId);
   if (!id || (*id >= 0 && *id < config.vocab_size)) return id;
   config.warnings.push_back(
-      fmt::format("config.json:{} = {} lies outside the vocabulary of {} and is ignored", key, *id,
+      fmt::format("config.json:{} = {} is outside the vocabulary of {} and is ignored", key, *id,
                   config.vocab_size));
   return std::nullopt;
 }
 
-/// nullopt where the file names none.
+/// nullopt if the file names none.
 std::optional<std::vector<std::int64_t>> parse_stop_ids(const JsonObject& file,
                                                         std::int64_t vocab_size) {
   const std::string key = "eos_token_id";
@@ -36,9 +36,8 @@ std::optional<std::vector<std::int64_t>> parse_stop_ids(const JsonObject& file,
   std::vector<std::int64_t> ids;
   for (const json& id : list) {
     if (!id.is_number_integer() || id < 0 || id >= vocab_size) {
-      file.fail(
-          key, fmt::format("an id from 0 to {} or a list of them", vocab_size - 1),
-          "name the end token's id in the tokenizer, or leave the key out and pass --stop-id");
+      file.fail(key, fmt::format("an id from 0 to {} or a list of them", vocab_size - 1),
+                "use the end token's id in the tokenizer, or leave the key out and pass --stop-id");
     }
     const auto number = id.get<std::int64_t>();
     if (std::find(ids.begin(), ids.end(), number) == ids.end()) ids.push_back(number);
@@ -53,7 +52,7 @@ std::string resolve_special_ids(const ConfigTexts& texts, const JsonObject& file
   config.bos_token_id = parse_single_id(file, "bos_token_id", config);
   config.pad_token_id = parse_single_id(file, "pad_token_id", config);
   const auto in_config = parse_stop_ids(file, config.vocab_size);
-  // generation_config.json decides where it names an EOS, as in `transformers`' generate.
+  // generation_config.json wins if it names an EOS, as in `transformers`' generate.
   if (texts.generation_config) {
     const std::string name = "generation_config.json";
     const std::string where = texts.folder.empty() ? name : texts.folder + "/" + name;

@@ -1,4 +1,4 @@
-// The ids of tokens with a role that config.json and generation_config.json name. The mask's is in
+// The ids of special tokens in config.json and generation_config.json. For the mask token see
 // block_diffusion_config.h.
 #pragma once
 
@@ -9,11 +9,11 @@
 
 namespace blockscope {
 
-/// Fills `stop_token_ids`, `bos_token_id` and `pad_token_id` of `config`, whose `vocab_size` is
-/// set; returns the key that named the stop ids. Throws CheckpointError for a stop id outside the
-/// vocabulary, in either file: decoding would wait for a token that never comes. The two other ids
-/// decide nothing here: outside the vocabulary they are dropped with a warning, because small
-/// models often keep those of the config they were derived from.
+/// Fills `stop_token_ids`, `bos_token_id` and `pad_token_id` of `config`; its `vocab_size` must be
+/// set. Returns the key that named the stop ids. Throws CheckpointError for a stop id outside the
+/// vocabulary in either file, because decoding would wait for a token that never comes. The other
+/// two ids decide nothing here. Outside the vocabulary they are dropped with a warning, because
+/// small models often keep the ids of the config from which they were derived.
 std::string resolve_special_ids(const ConfigTexts& texts, const JsonObject& file,
                                 ModelConfig& config);
 

@@ -1,5 +1,5 @@
-// What a family's checkpoints call the parts that the decoder knows. As the names stand here, they
-// are those of transformers' `modeling_qwen2.py` and `modeling_qwen3.py`.
+// The names of a model's parts in a family's checkpoints. The defaults are those of transformers'
+// `modeling_qwen2.py` and `modeling_qwen3.py`.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@ struct WeightNames {
   std::string norm = "model.norm.weight";
   std::string lm_head = "lm_head.weight";
   std::string layer = "model.layers.{}.";      // with the layer's number
-  std::string input_norm = "input_layernorm";  // after `layer`, as all that follow
+  std::string input_norm = "input_layernorm";  // this and all below follow `layer`
   std::string post_norm = "post_attention_layernorm";
-  std::string q = "self_attn.q_proj";  // without ".weight" and ".bias", as all of these
+  std::string q = "self_attn.q_proj";  // this and all below are without ".weight" and ".bias"
   std::string k = "self_attn.k_proj";
   std::string v = "self_attn.v_proj";
   std::string o = "self_attn.o_proj";
   std::string q_norm = "self_attn.q_norm";
   std::string k_norm = "self_attn.k_norm";
-  std::string qkv{};         // instead of q, k, v: their rows, one below another
-  std::string mlp = "mlp.";  // begins the names of gate, up and down
+  std::string qkv{};         // one tensor with the rows of q, k and v, instead of these
+  std::string mlp = "mlp.";  // prefix of gate, up and down
   std::string gate = "gate_proj";
   std::string up = "up_proj";
   std::string down = "down_proj";

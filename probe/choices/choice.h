@@ -1,9 +1,8 @@
 // Choices that have a name on the command line: attention policies, caches, strategies. A choice
-// and its options are one argument, "quest,k=16,page=4", everywhere: flags, studies, calibration
-// files, Python. Each kind of choice is a table of entries; an entry binds its options to the
-// members of one struct of settings, with ranges and defaults. Parsing, help, the settings of a
-// trace and the comparison of a resumed run all read that table, so an option that stands there is
-// complete.
+// and its options are one argument, "quest,k=16,page=4", in flags, studies, calibration files and
+// Python. Each kind of choice is a table of entries. An entry binds its options to the members of
+// one struct of settings, with ranges and defaults. Parsing, help, the settings of a trace and the
+// comparison of a resumed run all read this table, so a new option needs no other code.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +20,19 @@ namespace blockscope {
 
 /// One option of a choice, without the type of the settings.
 struct OptionFacts {
-  std::string name;        ///< as it is written: "page"
-  std::string meaning;     ///< one line: unit, and what it does
-  std::string range;       ///< of its values: "a whole number from 1"; empty: a switch
-  std::string initial;     ///< what it is where it is not given, as text; empty: nothing
-  std::string key = name;  ///< in a trace's settings; empty: the entry writes it itself
+  std::string name;        ///< as users write it: "page"
+  std::string meaning;     ///< one line: what it does, and its unit
+  std::string range;       ///< range of values: "a whole number from 1"; empty: a switch
+  std::string initial;     ///< default value as text; empty: none
+  std::string key = name;  ///< key in a trace's settings; empty: the entry writes it itself
 };
 
-/// How its entry binds an option to its place in the settings.
+/// An option, bound to its place in the settings.
 template <typename Settings>
 struct ChoiceOption : OptionFacts {
   std::function<void(Settings&, const std::string&)> set;  ///< throws UsageError("expected ...")
-  std::function<std::string(const Settings&)> text;        ///< of its value; empty: not given
-  std::function<nlohmann::json(const Settings&)> json;     ///< null: not given
+  std::function<std::string(const Settings&)> text;        ///< its value; empty: not given
+  std::function<nlohmann::json(const Settings&)> json;     ///< its value; null: not given
 };
 
 struct ChoiceFacts {
@@ -55,20 +54,21 @@ struct Choice : ChoiceFacts {
   }
 };
 
-/// A range of numbers; `open`: without its least one.
+/// A range of numbers; `open`: without the number `least` itself.
 struct NumberRange {
   double least = 0.0;
   double most = 0.0;
   bool open = false;
 };
 
-// What values are, as text and in messages. Each throws UsageError("expected <range>, got '...'").
+// Ranges as text, and the parsing of values. Parsing throws UsageError("expected <range>, got
+// '...'").
 std::string whole_range(std::uint64_t least, std::uint64_t most);
 std::uint64_t parse_whole(const std::string& text, std::uint64_t least, std::uint64_t most);
 std::string real_range(const NumberRange& range);
 double parse_real(const std::string& text, const NumberRange& range);
 std::string word_range(std::span<const std::string> words);
-/// The place of the word; empty ones are none.
+/// The index of the word. Empty entries of `words` are skipped.
 std::size_t parse_word(const std::string& text, std::span<const std::string> words);
 std::string real_text(double value);
 
@@ -105,7 +105,7 @@ nlohmann::json json_of(const Value& value) {
 }
 }  // namespace choice_detail
 
-/// A whole number. The member may be std::optional: then nothing is the default.
+/// A whole number. A std::optional member has no default.
 template <typename Settings, typename Value>
 ChoiceOption<Settings> whole_option(const char* name, Value Settings::*member, std::uint64_t least,
                                     const char* meaning, std::uint64_t most = kAnyWhole) {
@@ -142,8 +142,8 @@ ChoiceOption<Settings> real_option(const char* name, Value Settings::*member, Nu
   return option;
 }
 
-/// One of a few words, bound to an enum whose values count them from 0. `others`: values of the
-/// enum that this choice does not offer.
+/// One of a few words, bound to an enum whose values are the words' indices. `others`: values of
+/// the enum that this choice does not offer.
 template <typename Settings, typename Enum>
 ChoiceOption<Settings> word_option(const char* name, Enum Settings::*member,
                                    const std::vector<std::string>& words, const char* meaning,
@@ -163,7 +163,7 @@ ChoiceOption<Settings> word_option(const char* name, Enum Settings::*member,
   return option;
 }
 
-/// On where it is named: "sparsed,k=64,per_block".
+/// A switch that is on if it is named: "sparsed,k=64,per_block".
 template <typename Settings>
 ChoiceOption<Settings> switch_option(const char* name, bool Settings::*member,
                                      const char* meaning) {
@@ -176,8 +176,8 @@ ChoiceOption<Settings> switch_option(const char* name, bool Settings::*member,
   return option;
 }
 
-/// The name of a file; one with a comma can't be said. Not among the settings: the entry says what
-/// the file held.
+/// The name of a file; it cannot contain a comma. The settings leave the name out, because the
+/// entry writes what the file contains.
 template <typename Settings>
 ChoiceOption<Settings> file_option(const char* name, std::string Settings::*member,
                                    const char* meaning) {
@@ -192,7 +192,7 @@ ChoiceOption<Settings> file_option(const char* name, std::string Settings::*memb
   return option;
 }
 
-/// The option with another default than the member's own.
+/// The option with a default that differs from the member's.
 template <typename Settings>
 ChoiceOption<Settings> with_default(ChoiceOption<Settings> option, std::string initial) {
   option.initial = std::move(initial);
@@ -202,25 +202,25 @@ ChoiceOption<Settings> with_default(ChoiceOption<Settings> option, std::string i
 /// "a, b or c".
 std::string list_of(const std::vector<std::string>& names);
 
-/// `text` at its commas: a name, then (option, value); the value of a switch is empty. Throws
-/// UsageError for an empty part and an option that is named twice.
+/// A choice's text, split at its commas: a name, then pairs (option, value). A switch has no value.
+/// split_choice() throws UsageError for an empty part and for an option that is named twice.
 struct ChoiceText {
   std::string name;
   std::vector<std::pair<std::string, std::optional<std::string>>> options;
 };
 ChoiceText split_choice(std::string_view text);
 
-/// A list of choices in one text, "none,d2cache,current_k=8,dual": every part that is one of
-/// `names` begins a new one.
+/// Splits a list of choices in one text, "none,d2cache,current_k=8,dual". Every part that is one of
+/// `names` begins a new choice.
 std::vector<std::string> split_choices(std::string_view text,
                                        const std::vector<std::string>& names);
 
-/// Throws the UsageError of a text that is wrong: "policy 'quest,x=1': <what>".
+/// Throws the UsageError for a wrong text: "policy 'quest,x=1': <what>".
 [[noreturn]] void refuse_choice(std::string_view kind, std::string_view text,
                                 const std::string& what);
 
 namespace choice_detail {
-/// split_choice() with its refusals worded.
+/// split_choice() with complete error messages.
 ChoiceText split(std::string_view kind, std::string_view text);
 void set_option(std::string_view kind, std::string_view text, const OptionFacts& option,
                 const std::optional<std::string>& value,
@@ -247,8 +247,8 @@ const auto& entry_named(std::string_view kind, const Table& table, const std::st
   refuse_choice(kind, text, "expected " + list_of(names_of(table)) + ", got '" + name + "'");
 }
 
-/// Reads `text` into the settings of a choice: its entry and its options, the others as they are by
-/// default. -> the entry
+/// Reads the options in `text` into the settings; the entry's other options get their defaults.
+/// Returns the entry.
 template <typename Settings, typename Table>
 const auto& read_choice(std::string_view kind, const Table& table, std::string_view text,
                         Settings& settings) {
@@ -273,7 +273,7 @@ const auto& read_choice(std::string_view kind, const Table& table, std::string_v
   return entry;
 }
 
-/// The shortest text that gives these settings: what the choice is called in outputs.
+/// The shortest text that gives these settings. Outputs name the choice by it.
 template <typename Settings>
 std::string choice_text(const Choice<Settings>& choice, const Settings& settings) {
   std::string text = choice.name;
@@ -284,7 +284,7 @@ std::string choice_text(const Choice<Settings>& choice, const Settings& settings
   return text;
 }
 
-/// The options of the choice by their keys, those that are not given left out.
+/// The options of the choice by their keys, without those that are not given.
 template <typename Settings>
 nlohmann::json choice_json(const Choice<Settings>& choice, const Settings& settings) {
   nlohmann::json json = nlohmann::json::object();

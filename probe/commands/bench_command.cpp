@@ -39,10 +39,10 @@ namespace {
 struct BenchFlags {
   ModelFlags model;
   std::string draft;
-  PromptFlags prompts;                 // --draft alone, as
-  std::vector<int64_t> block_lengths;  // empty: --block-length, or the draft's
+  PromptFlags prompts;                 // only with --draft
+  std::vector<int64_t> block_lengths;  // only with --draft; empty: --block-length, or the draft's
   DecodingFlags decoding;
-  RecordFlags record;  // --predictions alone
+  RecordFlags record;  // only --predictions
   std::vector<std::string> levels{"off", "trajectory", "summary", "sets", "outputs", "full"};
   int64_t context_length = 1024;
   int64_t runs = 3;
@@ -165,7 +165,7 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   }
   const std::filesystem::path folder =
       flags.folder.empty() ? temporary_folder() : std::filesystem::path(flags.folder);
-  const InterruptGuard guard;  // a signal must not leave a trace behind
+  const InterruptGuard guard;  // after a signal the temporary trace must be removed
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);
   check_decoding_fits(command, decode);
@@ -182,7 +182,7 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   double done = 0.0;
   run_once("off", model, decode, requests, flags.record, folder);  // warm-up, not counted
   std::vector<std::vector<Timing>> timings(flags.levels.size());
-  // Level by level in turn, so that a drift of the machine's speed meets all of them.
+  // The levels take turns, so that a drift of the machine's speed affects all of them.
   for (int64_t run = 0; run < flags.runs; ++run) {
     for (size_t i = 0; i < flags.levels.size(); ++i) {
       timings[i].push_back(
@@ -248,38 +248,38 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
       "Example: blockscope bench models/needle --context 1024 --gen-length 64\n"
       "         blockscope bench TARGET --draft DRAFT --prompts prompts.jsonl --block-lengths "
       "8,16\n"
-      "Overhead is against the first level listed, each run against the one beside it: the "
-      "median,\n"
-      "and the least and most seen. The last column is MB written a second.");
+      "Overhead compares each run of a level with the run of the first level in the same turn:\n"
+      "the median, the least and the most. The last column is MB written per second.");
   add_model_flags(*command, flags->model);
   command->add_option("--draft", flags->draft,
-                      "DFlash draft of the model: time decoding with it beside the model alone");
+                      "Compare decoding with this DFlash draft and with the model alone");
   command
       ->add_option("--block-lengths", flags->block_lengths,
-                   "With --draft: rounds of each of these lengths, separated by commas")
+                   "With --draft: time rounds of these block lengths, separated by commas")
       ->delimiter(',')
       ->check(whole_number(1));
   add_prompt_flags(*command, flags->prompts);
   add_decoding_flags(*command, flags->decoding);
-  command->add_option("--levels", flags->levels, "off and recorder levels, separated by commas")
+  command
+      ->add_option("--levels", flags->levels,
+                   "Time these recorder levels, separated by commas (off: no recorder)")
       ->delimiter(',')
       ->capture_default_str();
   add_predictions_flag(*command, flags->record);
-  command->add_option("--context", flags->context_length, "Prompt length in tokens")
+  command->add_option("--context", flags->context_length, "Set the prompt length in tokens")
       ->check(whole_number(1))
       ->capture_default_str();
   command
       ->add_option("--runs", flags->runs,
-                   "Runs of each level, or with and without the draft; "
-                   "the median is printed")
+                   "Run each level, or with and without the draft, this often (prints medians)")
       ->check(whole_number(1))
       ->capture_default_str();
-  command->add_option("--folder", flags->folder, "Where traces are written (and removed)");
+  command->add_option("--folder", flags->folder, "Write traces into this folder, and remove them");
   command->add_flag("--json", flags->json, "Print JSON");
-  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->add_flag("-q,--quiet", flags->quiet, "Print no progress");
   command->callback([flags, command, environment] {
-    // Without stop tokens every run takes the same steps; whoever names some, or brings prompts,
-    // wants them.
+    // Without stop tokens every run takes the same steps. They are used if --stop-id or a draft was
+    // given.
     if (command->get_option("--no-stop")->count() == 0) {
       flags->decoding.no_stop = flags->decoding.stop_ids.empty() && flags->draft.empty();
     }

@@ -1,4 +1,4 @@
-// `blockscope bench`: what decoding costs on this machine, and what each recorder level adds.
+// `blockscope bench`: times decoding on this machine, and what each recorder level adds.
 #pragma once
 
 #include <CLI/App.hpp>

@@ -9,14 +9,14 @@
 namespace blockscope {
 namespace {
 
-/// A median without its spread says nothing on a busy machine.
+/// The spread is shown too: on a busy machine a median alone means nothing.
 std::string overhead_text(const Overhead& overhead, size_t runs) {
   if (runs == 1) return fmt::format("{:+.1f}% (1 run)", overhead.median * 100.0);
   return fmt::format("{:+.1f}% [{:+.1f}, {:+.1f}]", overhead.median * 100.0, overhead.least * 100.0,
                      overhead.most * 100.0);
 }
 
-/// Milliseconds of one of `count` passes; "n/a" where there was none.
+/// Mean milliseconds of `count` passes; "n/a" for none.
 std::string per_pass(double seconds, int64_t count) {
   if (count == 0) return "n/a";
   return fmt::format("{:.3f}", seconds * 1e3 / static_cast<double>(count));

@@ -80,7 +80,7 @@ void print_outcome(const CaptureOutcome& result) {
   std::fflush(stdout);
 }
 
-/// "312.5 tokens/s"; nothing was timed where nothing was decided.
+/// "312.5 tokens/s"; "n/a tokens/s" if nothing was decided.
 std::string speed_text(const CaptureTotals& totals) {
   if (totals.tokens == 0) return "n/a tokens/s";
   return fmt::format("{:.1f} tokens/s",
@@ -113,7 +113,7 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
   say("\n");
 }
 
-/// Ends the trace of a run that failed, says what is in it, and throws.
+/// Ends the trace of a failed run. Throws an error that says what is in the trace.
 [[noreturn]] void keep_rows(TraceWriter& writer, RunFailure failure) {
   writer.suspend();
   failure.what +=
@@ -123,8 +123,7 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
   throw Error(failure.message());
 }
 
-/// Where a round of these prompts stands in the middle, if their answers are as long as they may
-/// be.
+/// The mean context length of a round, if the answers reach their full length.
 int64_t mean_context(const std::vector<RunPrompt>& prompts) {
   int64_t sum = 0;
   for (const RunPrompt& prompt : prompts) {
@@ -154,11 +153,12 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
        {"--prompt", "--prompts", "--input-ids", "--limit", "--metric", "--chat", "--no-thinking"}) {
     if (command.get_option(option)->count() == 0) continue;
     throw UsageError(fmt::format(
-        "--replay: brings its own prompts, and {} does nothing. HINT: leave it out", option));
+        "--replay: the trace brings its own prompts, so {} does nothing. HINT: leave it out",
+        option));
   }
 }
 
-/// Refuses an output that this run may not take. -> whether it is there already, and complete.
+/// Refuses an output that this run may not use. Returns whether it exists already and is complete.
 bool check_output(const CaptureFlags& flags, const CaptureTarget& target) {
   if (flags.resume && flags.force) {
     throw UsageError("--resume and --force contradict each other: give one of them");
@@ -167,11 +167,11 @@ bool check_output(const CaptureFlags& flags, const CaptureTarget& target) {
   const bool finished = flags.resume && std::filesystem::exists(output);
   if (finished && std::filesystem::exists(output + ".partial")) {
     throw UsageError(fmt::format(
-        "--resume: {} exists beside {}.partial, and finishing would replace it. HINT: move one of "
-        "the two away",
+        "--resume: {} exists as well as {}.partial, and finishing would replace it. HINT: move one "
+        "of the two away",
         output, output));
   }
-  // Long before the file is opened: nobody should wait for a model to hear that it exists.
+  // Checked before the model is loaded, long before the file is opened.
   if (!finished && !resumes(target) && !flags.dry_run) {
     discard_empty_partial(target);
     check_trace_target(output, flags.force);
@@ -192,7 +192,7 @@ void check_files(const CaptureFlags& flags, const PolicyOptions& policy, const s
   for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
 }
 
-/// The trace to repeat, if there is one; what it says of its blocks stands where no flag does.
+/// The trace to replay, if any. Without flags, mask token and block length come from that trace.
 ReplaySource open_replay(CaptureFlags& flags) {
   if (flags.replay.empty()) return {};
   ReplaySource replay = read_replay(flags.replay, !flags.draft.empty());
@@ -209,16 +209,16 @@ ReplaySource open_replay(CaptureFlags& flags) {
   return replay;
 }
 
-/// What is decoded with: one model, or a target and its draft, of which one is recorded.
+/// The models that decode: one model, or a target and its draft, one of which is recorded.
 struct CaptureModels {
-  LoadedModel model;  // the target's where there is a draft
+  LoadedModel model;  // with a draft: the target
   std::optional<LoadedDraft> draft;
   RecordedModel which = RecordedModel::draft;
 
   const LoadedModel& recorded() const {
     return draft && which == RecordedModel::draft ? draft->recorded : model;
   }
-  /// The other one of the two; null: there is one model.
+  /// The config of the model that is not recorded; null: there is only one model.
   const ModelConfig* beside() const {
     if (!draft) return nullptr;
     return which == RecordedModel::target ? &draft->recorded.config : &model.config;
@@ -257,7 +257,7 @@ DecodeOptions options_of(const CLI::App& command, const CaptureFlags& flags,
   return decode;
 }
 
-/// Both models, and the contexts at which their passes are to be timed.
+/// Describes both models in the meta, and plans the contexts at which their passes are timed.
 void describe_draft(const CaptureModels& models, const CaptureFlags& flags,
                     const DecodeOptions& decode, const std::vector<RunPrompt>& prompts,
                     TraceMeta& meta) {
@@ -266,7 +266,7 @@ void describe_draft(const CaptureModels& models, const CaptureFlags& flags,
   meta.draft_cost = draft_cost_plan(decode.block_length(), mean_context(prompts));
 }
 
-/// Times the passes that the trace is to say, if there are any.
+/// Times the passes whose costs the trace holds, if any.
 void measure_draft(const CaptureModels& models, bool quiet, TraceMeta& meta) {
   if (meta.draft_cost.empty()) return;
   if (!quiet) {
@@ -291,10 +291,10 @@ std::vector<RunPrompt> prompts_of(const CaptureFlags& flags, ReplaySource replay
   return prompts;
 }
 
-/// Decodes and records; afterwards the file is complete, or can be resumed.
+/// Decodes and records. After it the file is complete or can be resumed.
 void record_run(const CaptureRun& run, const RecorderOptions& recorder,
                 const std::vector<RunPrompt>& prompts, const CaptureTarget& target) {
-  // From here to the end of the file: a signal must not cut the writer short.
+  // Until the file is closed, a signal must not cut the writer short.
   const InterruptGuard guard;
   ResumeState state;
   TraceWriter writer = open_writer(target, recorder.meta, state);
@@ -336,7 +336,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
   std::vector<RunPrompt> prompts =
       prompts_of(flags, std::move(replay), model, tokenizer_or_null, decode);
-  // Of all ranks: their traces merge.
+  // Computed from the prompts of all ranks, because their traces are merged.
   const int64_t longest = longest_prefix(prompts, decode);
   const bool revokes = takes_tokens_back(prompts, decode);
   const size_t of_all_ranks = prompts.size();
@@ -354,7 +354,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   meta.run_json = run_json(
       {decode, flags.decoding, policy, recorder, prompts, ranks, flags.replay, command_line});
   meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
-  if (finished) {  // by this run, or the caller takes another one's trace for it
+  if (finished) {  // check that it is this run's trace, not another one's
     check_same_run(target.output, meta);
     say("{}: complete, nothing to resume\n{}", target.output, share);
     return;
@@ -388,36 +388,32 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   command->footer(
       "Example: blockscope capture models/needle --prompts models/needle/demo.jsonl \\\n"
       "           --record outputs -o run.h5\n"
-      "The file is run.h5.partial while it is written; every committed row in it is readable.");
+      "While it is written, the file is run.h5.partial. Every committed row in it is readable.");
   add_model_flags(*command, flags->model);
-  command->add_option(
-      "--draft", flags->draft,
-      "DFlash draft of the model (folder or hub id): it drafts, the model verifies");
+  command->add_option("--draft", flags->draft,
+                      "Draft with this DFlash draft (folder or hub id); the model verifies");
   command
-      ->add_option(
-          "--recorded-model", flags->recorded_model,
-          "Of the two, whose attention, queries and keys the trace has; rounds are the same")
+      ->add_option("--recorded-model", flags->recorded_model,
+                   "Record the attention, queries and keys of the draft or of the target")
       ->check(CLI::IsMember({"draft", "target"}))
       ->capture_default_str();
   command->add_flag("--no-draft-cost", flags->no_draft_cost,
-                    "Don't measure how long passes of draft and target take, which predicts the "
-                    "speed-up of every block length");
+                    "Don't time passes of draft and target to predict speed-ups");
   add_prompt_flags(*command, flags->prompts);
   command->add_option("--replay", flags->replay,
-                      "Feed the trajectories of this trace instead of own choices");
+                      "Replay the tokens of this trace instead of sampling");
   add_decoding_flags(*command, flags->decoding);
   add_policy_option(*command, flags->policy);
-  command->add_flag(
-      "--shadow", flags->shadow,
-      "Compute the exact attention beside the policy, and a whole pass beside a --cache");
+  command->add_flag("--shadow", flags->shadow,
+                    "Also compute exact attention (with a policy) and a whole pass (with --cache)");
   add_record_flags(*command, flags->record);
-  command->add_option("-o,--output", flags->output, "Trace to write")->required();
+  command->add_option("-o,--output", flags->output, "Write this trace")->required();
   command->add_flag("--force", flags->force, "Replace an existing trace");
   command->add_flag("--resume", flags->resume, "Go on with a trace that was cut off");
   command->add_flag("--dry-run", flags->dry_run, "Print what would run and its size, then stop");
   command->add_flag("--no-space-check", flags->no_space_check,
-                    "Start without enough free space or memory");
-  command->add_flag("-q,--quiet", flags->quiet, "Only the last line");
+                    "Start even without enough free space or memory");
+  command->add_flag("-q,--quiet", flags->quiet, "Print only the last line");
   less_usual(*command, "Draft", {"--recorded-model", "--no-draft-cost"});
   less_usual(*command, "Recording", {"--shadow", "--no-space-check"});
   command->callback([flags, command, environment, command_line] {

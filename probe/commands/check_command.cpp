@@ -1,6 +1,6 @@
-// One forward pass over the reference's tokens (causal or block-causal, no KV cache), compared with
-// the reference logits position by position. Logits are made for a few positions at a time, so a
-// large vocabulary costs no memory.
+// One forward pass over the reference's tokens, without a KV cache, is compared with the reference
+// logits position by position. Logits are computed for a few positions at a time, so a large
+// vocabulary costs no memory.
 #include "probe/commands/check_command.h"
 
 #include <ATen/ATen.h>
@@ -35,9 +35,9 @@ constexpr size_t kShownPositions = 5;
 constexpr int64_t kPositionsAtOnce = 32;
 constexpr const char* kHowToSave =
     "Example: blockscope check models/needle --reference ref.safetensors --dtype float32\n"
-    "How to save a reference (block-causal; for a causal one: mask \"causal\", no 4-D mask; for "
-    "one\n"
-    "in which every position sees all others: mask \"full\"):\n"
+    "The reference holds input_ids [T], logits [T, V] and the metadata mask (causal, block_causal\n"
+    "or full) and block_length. How to save a block-causal reference (causal: mask \"causal\" and\n"
+    "no 4-D mask; every position sees all others: mask \"full\"):\n"
     "  import torch, transformers\n"
     "  from safetensors.torch import save_file\n"
     "  model = transformers.Qwen3ForCausalLM.from_pretrained(\n"
@@ -48,7 +48,7 @@ constexpr const char* kHowToSave =
     "  logits = model(ids, attention_mask=mask[None, None]).logits[0].detach()\n"
     "  save_file({\"input_ids\": ids, \"logits\": logits.contiguous()}, \"ref.safetensors\",\n"
     "            metadata={\"mask\": \"block_causal\", \"block_length\": str(B)})\n"
-    "Exit codes: 0 within the tolerance, 1 beyond it or unreadable, 2 usage.";
+    "Exit codes: 0 within the tolerance, 1 above it or unreadable, 2 usage.";
 
 struct CheckFlags {
   ModelFlags model;
@@ -57,13 +57,13 @@ struct CheckFlags {
   bool json = false;
 };
 
-/// The reference file: what another implementation was asked and what it answered.
+/// The reference file: the tokens that another implementation read, and the logits it computed.
 struct Reference {
   SafetensorsFile file;
   std::vector<int64_t> tokens;         // [T]
   std::string mask;                    // "causal", "block_causal" or "full"
-  int64_t block_length = 1;            // 1: causal; of a full mask: all positions
-  bool takes_block_length = false;     // the model's, as the file names none
+  int64_t block_length = 1;            // 1: causal; full mask: all positions
+  bool takes_block_length = false;     // the model's block length, because the file names none
   const TensorInfo* logits = nullptr;  // [T, V] or [1, T, V], mapped
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
@@ -71,8 +71,8 @@ struct Reference {
 
 struct PositionResult {
   int64_t position = 0;
-  int64_t token = 0;   // of the largest difference
-  double error = 0.0;  // largest |ours - reference| of the position; inf where one is not finite
+  int64_t token = 0;   // with the largest difference
+  double error = 0.0;  // largest |ours - reference| of the position; inf if one is not finite
   int64_t argmax = 0;  // ours
   int64_t argmax_reference = 0;
 };
@@ -81,7 +81,7 @@ struct CheckReport {
   std::vector<PositionResult> positions;
   double max_error = 0.0;
   double mean_error = 0.0;
-  double lowest = kInfinity;  // of the reference
+  double lowest = kInfinity;  // of the reference logits
   double highest = -kInfinity;
   int64_t agreeing = 0;  // positions with the same argmax
 
@@ -159,7 +159,7 @@ std::string read_mask(const SafetensorsFile& file) {
                   file.path().string(), mask));
 }
 
-/// Of a block-causal mask; nullopt: the model's.
+/// The block length of a block-causal mask; nullopt: use the model's.
 std::optional<int64_t> read_block_length(const SafetensorsFile& file) {
   const std::string where = file.path().string();
   const std::string text = metadata_value(file, "block_length");
@@ -328,12 +328,11 @@ void add_check_command(CLI::App& app, const Environment& environment) {
   add_model_flags(*command, flags->model);
   command
       ->add_option("--reference", flags->reference,
-                   "safetensors file: input_ids [T], logits [T, V]; metadata mask = causal | "
-                   "block_causal | full, and block_length")
+                   "Compare with the tokens and logits in this safetensors file (see below)")
       ->required();
   command
       ->add_option("--tol", flags->tolerance,
-                   "Largest allowed |difference|, as a share of the reference logits' range")
+                   "Allow differences up to this share of the reference logits' range")
       ->check(real_number(0.0, kAnyReal))
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print everything as JSON, position by position");

@@ -1,4 +1,4 @@
-// `blockscope check`: our logits against logits that another implementation saved.
+// `blockscope check`: compares our logits with logits that another implementation saved.
 #pragma once
 
 #include <CLI/App.hpp>

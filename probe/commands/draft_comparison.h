@@ -1,5 +1,5 @@
-// What `bench --draft` and `verify --draft` share: a target and its draft, the prompts, the runs
-// with and without the draft.
+// Shared by `bench --draft` and `verify --draft`: loads a target, its draft and the prompts, and
+// decodes with and without the draft.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace blockscope {
 
 struct DraftComparisonFlags {
-  const CLI::App& command;  // to tell given options from defaults
+  const CLI::App& command;  // knows which options were given
   const ModelFlags& model;
   const std::string& draft;
   const PromptFlags& prompts;
@@ -36,7 +36,7 @@ struct DraftComparison {
 };
 
 /// Loads and decodes. Throws what loading throws, UsageError for options that don't fit, and
-/// InterruptedError when a signal arrives (the caller holds the InterruptGuard).
+/// InterruptedError after a signal (the caller holds the InterruptGuard).
 DraftComparison compare_with_draft(const DraftComparisonFlags& flags,
                                    const Environment& environment);
 

@@ -111,7 +111,7 @@ nlohmann::json settings_of(const EvalFlags& flags, const LoadedModel& model,
   return settings;
 }
 
-/// Adds an answer to its task and context, and to its depth where it has one.
+/// Counts an answer by its task and context, and by its depth if it has one.
 void count_answer(const TaskPrompt& prompt, const DecodeOutcome& outcome, bool correct,
                   int64_t mask_token_id, EvalReport& report) {
   const int64_t masks =
@@ -125,7 +125,7 @@ void count_answer(const TaskPrompt& prompt, const DecodeOutcome& outcome, bool c
   report.depths[{context, std::min(bin, kDepthBins - 1)}].add(tally);
 }
 
-/// `command`: whose options this model must heed; null for the backbone, which shares them.
+/// `command`: its options must fit this model; null for the backbone, which is not checked.
 EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, ModelFlags model_flags,
                           const std::vector<TaskPrompt>& prompts, const Environment& environment) {
   const LoadedModel model = load_model(model_flags, environment);
@@ -246,7 +246,7 @@ void check_flags(const CLI::App& command, const EvalFlags& flags) {
 }
 
 void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment& environment) {
-  const InterruptGuard guard;  // before the output: a signal must not leave one behind
+  const InterruptGuard guard;  // before the output: a signal must not leave a partial one
   std::optional<OutputFile> output;
   CommandFiles files;
   files.reads(read_policy(flags.policy).reuse_file);
@@ -263,8 +263,8 @@ void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment
   if (!flags.backbone.empty()) {
     ModelFlags backbone = flags.model;
     backbone.model = flags.backbone;
-    backbone.asked_revision = nullptr;  // of the other model, where this one is a folder
-    backbone.overrides = {};            // autoregressive: no steps to reuse between
+    backbone.asked_revision = nullptr;  // --revision names the other model's
+    backbone.overrides = {};            // autoregressive: no blocks and no mask
     EvalFlags exact = flags;
     exact.policy = "exact";
     reports.push_back(evaluate_model(nullptr, exact, backbone, prompts, environment));
@@ -286,27 +286,29 @@ void add_eval_command(CLI::App& app, const Environment& environment) {
   CLI::App* command = app.add_subcommand("eval", "Score a checkpoint on generated tasks");
   command->footer(
       "Example: blockscope eval models/needle --backbone models/needle/backbone --per-cell 30\n"
-      "Prompts come from seeds that training never draws from.");
+      "Training never uses the seeds of these prompts.");
   add_model_flags(*command, flags->model);
   add_decoding_flags(*command, flags->decoding);
   add_policy_option(*command, flags->policy);
-  command->add_option("--tasks", flags->tasks, "Tasks, separated by commas")
+  command->add_option("--tasks", flags->tasks, "Ask these tasks, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--contexts", flags->contexts, "Context lengths in tokens")
+  command->add_option("--contexts", flags->contexts, "Use these context lengths in tokens")
       ->delimiter(',')
       ->check(whole_number(64, kMostContext))
       ->capture_default_str();
-  command->add_option("--per-cell", flags->per_cell, "Prompts per task and context length")
+  command
+      ->add_option("--per-cell", flags->per_cell,
+                   "Decode this many prompts per task and context length")
       ->check(whole_number(1, kMostPrompts))
       ->capture_default_str();
-  command->add_option("--task-seed", flags->task_seed, "Seed of the prompts")
+  command->add_option("--task-seed", flags->task_seed, "Set the seed of the prompts")
       ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
   command->add_option("--backbone", flags->backbone, "Also score this autoregressive checkpoint");
   command->add_option("--json", flags->json_path, "Write the numbers to this file");
   command->add_flag("--force", flags->force, "Replace an existing output");
-  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->add_flag("-q,--quiet", flags->quiet, "Print no progress");
   command->callback([flags, command, environment] {
     check_flags(*command, *flags);
     run_eval(*command, *flags, environment);

@@ -1,5 +1,5 @@
-// `blockscope eval`: accuracy of a checkpoint on generated tasks, per task, context length and
-// depth of the needle, on prompts that training never sees.
+// `blockscope eval`: accuracy of a checkpoint on generated tasks, by task, context length and depth
+// of the needle. Training never sees these prompts.
 #pragma once
 
 #include <CLI/App.hpp>

@@ -35,7 +35,7 @@ struct FrequenciesFlags {
 
 void run_frequencies(const CLI::App& command, const FrequenciesFlags& flags,
                      const Environment& environment) {
-  const InterruptGuard guard;  // before the output: a signal must not leave one behind
+  const InterruptGuard guard;  // before the output: a signal must not leave a partial one
   const ResolvedModel source = resolve_model(flags.model, flags.revision, environment.hub);
   if (source.revision.empty() && command.count("--revision") > 0) {
     throw UsageError(fmt::format(
@@ -92,15 +92,16 @@ void add_frequencies_command(CLI::App& app, const Environment& environment) {
       "Example: blockscope frequencies models/needle corpus.txt -o frequencies.json\n"
       "         blockscope capture models/needle --prompt \"...\" \\\n"
       "             --strategy pc_sampler,frequencies=frequencies.json -o pc.h5\n"
-      "Texts are read in pieces of about a megabyte that end behind a line.");
+      "Texts are read in pieces of about 1 MB, cut after the end of a line.");
   command->add_option("model", flags->model, "Checkpoint folder, or a model id in the hub cache")
       ->required();
-  command->add_option("--revision", flags->revision, "Revision of a model id")
+  command->add_option("--revision", flags->revision, "Use this revision of a model id")
       ->capture_default_str();
   command->add_option("texts", flags->texts, "Text files (UTF-8)")->required();
-  command->add_option("-o,--output", flags->output, "The table (JSON)")->required();
+  command->add_option("-o,--output", flags->output, "Write the table as JSON to this file")
+      ->required();
   command->add_flag("--force", flags->force, "Replace an existing output");
-  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->add_flag("-q,--quiet", flags->quiet, "Print no progress");
   command->callback(
       [flags, command, environment] { run_frequencies(*command, *flags, environment); });
 }

@@ -21,7 +21,7 @@
 namespace blockscope {
 namespace {
 
-/// One line of `help KIND`, and what `help KIND NAME` prints.
+/// One entry: its line in `help KIND`, and the text of `help KIND NAME`.
 struct HelpEntry {
   std::string name;
   std::string meaning;  // one line
@@ -150,8 +150,8 @@ void add_help_command(CLI::App& app) {
       "Example: blockscope help policy quest\n"
       "`blockscope help capture` is `blockscope capture --help`.");
   command->add_option("kind", asked->kind, "policy, strategy, cache or family")->required();
-  command->add_option("name", asked->name, "One of them (default: all, in a line each)");
-  command->add_flag("--json", asked->json, "Print it as JSON");
+  command->add_option("name", asked->name, "One of them (default: one line for each)");
+  command->add_flag("--json", asked->json, "Print JSON");
   command->callback([asked] { print_help(asked->kind, asked->name, asked->json); });
 }
 

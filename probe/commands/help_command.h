@@ -1,5 +1,5 @@
-// `blockscope help policy|strategy|cache|family [NAME]`: the tables of choices that have options,
-// and of model families.
+// `blockscope help policy|strategy|cache|family [NAME]`: lists the choices with their options, and
+// the model families.
 #pragma once
 
 #include <CLI/App.hpp>

@@ -34,13 +34,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Options that only some studies look at.
+/// Options that only some studies use.
 constexpr std::array kStudyOptions{
     "--k",        "--pages",        "--densities",   "--taus",        "--steps",   "--blocks",
     "--repeats",  "--exact-layers", "--policy-seed", "--backbone",    "--depths",  "--tasks",
     "--contexts", "--per-cell",     "--task-seed",   "--prompt",      "--prompts", "--input-ids",
     "--metric",   "--limit",        "--chat",        "--no-thinking", "--caches",  "--strategies"};
-/// Of these, the ones that make prompts.
+/// Those of kStudyOptions that generate prompts.
 constexpr std::array kGeneratorOptions{"--tasks", "--contexts", "--per-cell", "--task-seed",
                                        "--depths"};
 
@@ -99,7 +99,7 @@ bool heeds_times(const StudyInfo& info) {
   return info.name == "time" || info.name == "tau" || info.name == "caches";
 }
 
-/// Everything that decides what the cells mean.
+/// Everything that decides the values of the cells.
 nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const LoadedModel& model,
                            const DecodeOptions& decode, const std::string& backbone_digest) {
   const StudyOptions& o = flags.options;
@@ -143,7 +143,7 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
                            given.chat,
                            given.no_thinking};
   }
-  // Where times are the result, the threads are part of it.
+  // If a study measures times, the number of threads belongs to its settings.
   if (heeds_times(info)) settings["threads"] = at::get_num_threads();
   if (!model.device.is_cpu()) settings["device"] = model.device.str();
   if (o.batch_size != 1) settings["batch_size"] = o.batch_size;
@@ -200,7 +200,7 @@ std::vector<nlohmann::json> measure(Study& study, StudyStore& store, const Study
   return values;
 }
 
-/// What was not given, and names of caches and strategies as lists.
+/// Splits the lists of caches and strategies, and fills in what was not given.
 void complete(StudyFlags& flags, const StudyInfo& info) {
   if (!flags.caches.empty()) {
     flags.options.caches = split_choices(flags.caches, names_of(cache_table()));
@@ -246,7 +246,7 @@ void check_device(const StudyFlags& flags, const StudyInfo& info) {
   if (flags.model.device == "cpu" || !heeds_times(info) || info.name == "time") return;
   throw UsageError(fmt::format(
       "--device: study {} reports times of the parts of a pass, and on a GPU the host sees only "
-      "launches. HINT: leave it out; study time times whole blocks there",
+      "launches. HINT: leave it out; study time times whole blocks on a GPU",
       info.name));
 }
 
@@ -263,7 +263,7 @@ DecodeOptions block_diffusion_options(const CLI::App& command, const StudyFlags&
   return decode;
 }
 
-/// Empty without --backbone.
+/// The backbone's digest; empty without --backbone.
 std::string backbone_digest(const StudyFlags& flags, const Environment& environment) {
   if (flags.options.backbone.empty()) return "";
   return Checkpoint::open(
@@ -271,11 +271,11 @@ std::string backbone_digest(const StudyFlags& flags, const Environment& environm
       .digest();
 }
 
-/// The folder, and in it what measuring writes.
+/// Makes the folder and reserves the files that measuring writes into it.
 void make_folder(const StudyFlags& flags, const StudyInfo& info, const Study& study,
                  CommandFiles& files) {
   const fs::path folder = flags.options.folder;
-  files.reserve(cells_file(flags, info), true);  // the store asks about what is there
+  files.reserve(cells_file(flags, info), true);  // StudyStore checks an existing file
   for (const std::string& name : study.outputs()) {
     files.reserve((folder / name).string(), flags.resume || flags.force);
   }
@@ -289,7 +289,7 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   const InterruptGuard guard;
   const StudyInfo& info = study_by_name(flags.study);
   complete(flags, info);
-  if (!flags.no_figures) Gnuplot{place};  // missing: say so now, not after the run
+  if (!flags.no_figures) Gnuplot{place};  // throws now, not after the run, if gnuplot is missing
   check_folder(flags, info);
   CommandFiles files = inputs_of(flags, environment);
   check_device(flags, info);
@@ -339,46 +339,54 @@ void add_study_options(CLI::App& command, StudyFlags& flags) {
   const auto list = [&](const char* name, auto& value, const char* help) {
     return group->add_option(name, value, help)->delimiter(',');
   };
-  list("--k", options.set_sizes, "Keys of a set")->check(whole_number(1));
-  list("--pages", options.pages, "Quest: keys per page")->check(whole_number(1));
-  list("--densities", options.densities, "residual: shares of the prefix")
+  list("--k", options.set_sizes, "Choose this many keys per set")->check(whole_number(1));
+  list("--pages", options.pages, "Quest: use this many keys per page")->check(whole_number(1));
+  list("--densities", options.densities, "residual: select these shares of the prefix")
       ->check(real_number(0.0, 1.0, false));
-  list("--taus", options.taus, "tau, time: reuse when fewer tokens changed")
+  list("--taus", options.taus, "tau, time: reuse if fewer tokens than this changed")
       ->check(whole_number(1));
-  list("--steps", options.steps, "time: denoising steps of a block (default: --denoising-steps)")
+  list("--steps", options.steps,
+       "time: use this many denoising steps per block (default: --denoising-steps)")
       ->check(whole_number(1));
-  group->add_option("--blocks", options.blocks, "time: blocks of a run")
+  group->add_option("--blocks", options.blocks, "time: decode this many blocks per run")
       ->check(whole_number(1, kMostPrompts))
       ->capture_default_str();
-  group->add_option("--repeats", options.repeats, "tau, time: turns of every method")
+  group->add_option("--repeats", options.repeats, "tau, time: run every method this many times")
       ->check(whole_number(1, kMostPrompts))
       ->capture_default_str();
-  group->add_option("--exact-layers", options.exact_layers, "The first layers read everything")
+  group
+      ->add_option("--exact-layers", options.exact_layers,
+                   "Read all keys in this many first layers")
       ->check(whole_number(0))
       ->capture_default_str();
-  group->add_option("--policy-seed", options.policy_seed, "Seed of random keys")
+  group->add_option("--policy-seed", options.policy_seed, "Set the seed of random keys")
       ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
   group->add_option("--caches", flags.caches,
-                    "caches: those to compare, with their options: none,d2cache,current_k=8 "
-                    "(default: all that the model allows)");
+                    "caches: compare these, such as none,d2cache,current_k=8 (default: all that "
+                    "the model allows)");
   group->add_option("--strategies", flags.strategies,
-                    "caches: strategies, likewise (default: low_confidence_static,threshold)");
-  group->add_option("--backbone", options.backbone, "stages: the autoregressive checkpoint");
+                    "caches: use these strategies (default: low_confidence_static,threshold)");
+  group->add_option("--backbone", options.backbone,
+                    "stages: compare with this autoregressive checkpoint");
 }
 
 void add_generated_options(CLI::App& command, StudyPromptFlags& flags) {
   CLI::App* generated = command.add_option_group("Generated prompts");
-  generated->add_option("--tasks", flags.tasks, "Kinds of question (default: needle)")
+  generated->add_option("--tasks", flags.tasks, "Ask these kinds of question (default: needle)")
       ->delimiter(',');
-  generated->add_option("--contexts", flags.contexts, "Context lengths in tokens")
+  generated->add_option("--contexts", flags.contexts, "Use these context lengths in tokens")
       ->delimiter(',')
       ->check(whole_number(64, kMostContext));
-  generated->add_option("--depths", flags.depths, "needle: places of the needle (default: 11)")
+  generated
+      ->add_option("--depths", flags.depths,
+                   "needle: place the needle at this many depths (default: 11)")
       ->check(whole_number(1, kMostPrompts));
-  generated->add_option("--per-cell", flags.per_cell, "Prompts for each task, length and depth")
+  generated
+      ->add_option("--per-cell", flags.per_cell,
+                   "Generate this many prompts for each task, length and depth")
       ->check(whole_number(1, kMostPrompts));
-  generated->add_option("--task-seed", flags.task_seed, "Seed of the prompts")
+  generated->add_option("--task-seed", flags.task_seed, "Set the seed of the prompts")
       ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
 }
@@ -400,11 +408,12 @@ void add_study_command(CLI::App& app, const Environment& environment,
   add_study_options(*command, *flags);
   add_generated_options(*command, flags->options.prompts);
   add_prompt_flags(*command, flags->options.prompts.given);
-  command->add_option("-o,--output", flags->options.folder, "Folder for the results")->required();
+  command->add_option("-o,--output", flags->options.folder, "Write the results into this folder")
+      ->required();
   command->add_flag("--resume", flags->resume, "Go on with a study that was cut off");
-  command->add_flag("--force", flags->force, "Begin again, replacing what is there");
-  command->add_flag("--no-figures", flags->no_figures, "Text and CSV alone, without gnuplot");
-  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->add_flag("--force", flags->force, "Begin again and replace earlier results");
+  command->add_flag("--no-figures", flags->no_figures, "Write only text and CSV, without gnuplot");
+  command->add_flag("-q,--quiet", flags->quiet, "Print no progress");
   command->callback([flags, command, environment, gnuplot_place] {
     check_flags(*command, *flags);
     run_study(*command, *flags, environment, gnuplot_place);

@@ -1,4 +1,4 @@
-// `blockscope study NAME MODEL`: the papers' tables and figures on any model.
+// `blockscope study NAME MODEL`: makes the papers' tables and figures for any model.
 #pragma once
 
 #include <CLI/App.hpp>

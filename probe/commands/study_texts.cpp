@@ -8,7 +8,7 @@
 namespace blockscope {
 namespace {
 
-/// Lines of at most 100 characters.
+/// Wraps text at 100 characters.
 std::string wrapped(const std::string& text) {
   constexpr size_t kWidth = 100;
   std::istringstream words(text);

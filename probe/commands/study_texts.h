@@ -1,4 +1,4 @@
-// What `study` prints and writes of a report, pictures aside.
+// The text and CSV that `study` makes of a report.
 #pragma once
 
 #include <string>
@@ -7,8 +7,7 @@
 
 namespace blockscope {
 
-/// `heading`, the tables and the notes, in lines of at most 100 characters where they are
-/// sentences.
+/// `heading`, the tables and the notes. Sentences are wrapped at 100 characters.
 std::string report_text(const std::string& heading, const StudyReport& report);
 
 std::string csv_text(const StudyReport& report);

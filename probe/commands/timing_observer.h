@@ -1,4 +1,4 @@
-// What `bench` times of a run, while the run is recorded or not.
+// Takes the times of a run for `bench`, with or without a recorder.
 #pragma once
 
 #include <chrono>
@@ -8,8 +8,8 @@
 
 namespace blockscope {
 
-/// Hands everything to the recorder, if there is one, adds the passes up, and notes when the
-/// prefill ended. Begins to count when it is made.
+/// Adds up the passes and notes when the prefill ended; the clock starts at construction. Forwards
+/// everything to the recorder, if there is one.
 class TimingObserver : public ForwardingObserver {
  public:
   TimingObserver(DecodeObserver* recorder, Timing& timing)

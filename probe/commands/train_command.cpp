@@ -85,7 +85,7 @@ void check_shapes(const ModelConfig& model) {
   }
 }
 
-/// Everything that belongs to the other of the two things this command does would be ignored.
+/// This command either trains or writes prompts. Refuses options of the one that it does not do.
 void check_mode(const CLI::App& command, const TrainFlags& flags) {
   const bool prompts = flags.dump_prompts.has_value();
   for (const char* option : {"--tasks", "--context", "--split", "--prompts-out"}) {
@@ -101,7 +101,7 @@ void check_mode(const CLI::App& command, const TrainFlags& flags) {
   }
 }
 
-/// Options of a stage that does not run, and others that this run would ignore.
+/// Refuses options of a stage that does not run, and others that this run would ignore.
 void check_training(const CLI::App& command, const TrainFlags& flags) {
   const TrainRunOptions& run = flags.run;
   for (const char* option : {"--draft-steps", "--draft-learning-rate", "--draft-advance-below",
@@ -134,7 +134,7 @@ void check_training(const CLI::App& command, const TrainFlags& flags) {
   refuse_idle(command, "--drill-share", run.train.last_level > 0, "a --last-context beyond 64");
 }
 
-/// What --steps sets.
+/// The number of steps that --steps sets.
 std::int64_t& stage_steps(TrainRunOptions& run) {
   if (run.backbone && run.diffusion) {
     throw UsageError(
@@ -144,7 +144,7 @@ std::int64_t& stage_steps(TrainRunOptions& run) {
   return run.draft ? run.draft_steps : run.backbone ? run.backbone_steps : run.diffusion_steps;
 }
 
-/// A draft has its target's tokenizer and, unless --layers was given, few layers.
+/// A draft uses its target's tokenizer. Unless --layers was given, it has few layers.
 void prepare_draft(TrainRunOptions& run, bool layers_given) {
   if (run.train.target.empty()) {
     throw UsageError(
@@ -156,7 +156,7 @@ void prepare_draft(TrainRunOptions& run, bool layers_given) {
 }
 
 void run_command(const CLI::App& command, TrainFlags& flags, const Environment& environment) {
-  const InterruptGuard signals;  // before the first output: a signal must not leave one behind
+  const InterruptGuard signals;  // before the first output: a signal must not leave a partial one
   check_mode(command, flags);
   if (flags.dump_prompts.has_value()) return write_prompt_lines(flags);
   for (const std::filesystem::path& folder : {flags.run.out, flags.run.work}) {
@@ -209,12 +209,12 @@ void add_shape_options(CLI::App& command, ModelConfig& model) {
   const auto add = [&](const char* flag, std::int64_t& value, const char* text) {
     command.add_option(flag, value, text)->check(positive)->capture_default_str()->group(group);
   };
-  add("--layers", model.num_layers, "Number of layers (draft: 2)");
-  add("--hidden", model.hidden_size, "Hidden size");
-  add("--ffn", model.intermediate_size, "SwiGLU inner size");
-  add("--heads", model.num_heads, "Query heads");
-  add("--kv-heads", model.num_kv_heads, "KV heads");
-  add("--head-dim", model.head_dim, "Channels per head");
+  add("--layers", model.num_layers, "Set the number of layers (draft: 2)");
+  add("--hidden", model.hidden_size, "Set the hidden size");
+  add("--ffn", model.intermediate_size, "Set the inner size of SwiGLU");
+  add("--heads", model.num_heads, "Set the number of query heads");
+  add("--kv-heads", model.num_kv_heads, "Set the number of KV heads");
+  add("--head-dim", model.head_dim, "Set the number of channels per head");
 }
 
 void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
@@ -225,96 +225,114 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
   };
   const auto positive = real_number(0.0, kAnyReal, false);
   const auto count = whole_number(1);
-  add("--steps", flags.steps, "Steps of the one stage that runs")->check(count);
-  add("--backbone-steps", run.backbone_steps, "Steps of the backbone stage")->check(count);
-  add("--diffusion-steps", run.diffusion_steps, "Steps of the diffusion stage")->check(count);
-  add("--draft-steps", run.draft_steps, "Steps of the draft stage")->check(count);
-  add("--learning-rate", run.train.learning_rate, "Peak, backbone stage")->check(positive);
-  add("--diffusion-learning-rate", run.diffusion_learning_rate, "Peak, diffusion stage")
-      ->check(positive);
-  add("--draft-learning-rate", run.draft_learning_rate, "Peak, draft stage")->check(positive);
-  add("--decay", run.train.decay_fraction, "Last share of the steps in which the rate falls to 2 %")
-      ->check(real_number(0.0, 1.0));
-  add("--warmup", run.train.warmup, "Steps of linear warm-up")->check(count);
-  add("--batch-tokens", run.train.batch_rows, "Tokens per batch aimed at, 2 to 16 documents")
+  add("--steps", flags.steps, "Train the one stage for this many steps")->check(count);
+  add("--backbone-steps", run.backbone_steps, "Train the backbone stage for this many steps")
       ->check(count);
-  add("--first-context", flags.first_context, "Context length the curriculum starts at");
-  add("--last-context", flags.last_context, "Context length the curriculum ends at");
-  add("--advance-below", run.train.advance_below,
-      "Next context length when 40 batches' mean answer loss is below")
+  add("--diffusion-steps", run.diffusion_steps, "Train the diffusion stage for this many steps")
+      ->check(count);
+  add("--draft-steps", run.draft_steps, "Train the draft stage for this many steps")->check(count);
+  add("--learning-rate", run.train.learning_rate,
+      "Set the peak learning rate of the backbone stage")
       ->check(positive);
-  add("--diffusion-advance-below", run.diffusion_advance_below, "The same, diffusion stage")
+  add("--diffusion-learning-rate", run.diffusion_learning_rate,
+      "Set the peak learning rate of the diffusion stage")
       ->check(positive);
-  add("--draft-advance-below", run.draft_advance_below, "The same, draft stage")->check(positive);
-  add("--drill-share", run.train.drill_share,
-      "Share of batches with short contexts and many sums and sorts, after context 64")
+  add("--draft-learning-rate", run.draft_learning_rate,
+      "Set the peak learning rate of the draft stage")
+      ->check(positive);
+  add("--decay", run.train.decay_fraction,
+      "Let the rate fall to 2 % over this last share of the steps")
       ->check(real_number(0.0, 1.0));
-  add("--precision", flags.precision, "Linear layers and attention (weights stay float32)")
+  add("--warmup", run.train.warmup, "Warm up linearly for this many steps")->check(count);
+  add("--batch-tokens", run.train.batch_rows,
+      "Aim at this many tokens per batch (2 to 16 documents)")
+      ->check(count);
+  add("--first-context", flags.first_context, "Start the curriculum at this context length");
+  add("--last-context", flags.last_context, "End the curriculum at this context length");
+  add("--advance-below", run.train.advance_below,
+      "Lengthen contexts when the mean answer loss of 40 batches is below this")
+      ->check(positive);
+  add("--diffusion-advance-below", run.diffusion_advance_below,
+      "Set --advance-below for the diffusion stage")
+      ->check(positive);
+  add("--draft-advance-below", run.draft_advance_below, "Set --advance-below for the draft stage")
+      ->check(positive);
+  add("--drill-share", run.train.drill_share,
+      "Make this share of batches short drills of sums and sorts, after context 64")
+      ->check(real_number(0.0, 1.0));
+  add("--precision", flags.precision,
+      "Compute linear layers and attention in this type (weights stay float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
 }
 
-/// What is trained.
+/// Options that say what is trained.
 void add_stage_options(CLI::App& command, TrainFlags& flags) {
   TrainRunOptions& run = flags.run;
   command
       .add_option(
           "--stage", flags.stage,
-          "Which stages run; all: backbone and diffusion; draft: a DFlash draft for --target")
+          "Train this stage (all: backbone and diffusion; draft: a DFlash draft for --target)")
       ->check(CLI::IsMember({"backbone", "diffusion", "draft", "all"}))
       ->capture_default_str();
-  command.add_option("--target", run.train.target, "Checkpoint folder of the draft's target");
-  command.add_option("--block-size", run.draft_block, "Positions of a draft's block")
+  command.add_option("--target", run.train.target,
+                     "Train the draft for the model in this checkpoint folder");
+  command
+      .add_option("--block-size", run.draft_block, "Set the number of positions of a draft's block")
       ->check(whole_number(2, 256))
       ->capture_default_str();
   command
       .add_option(
           "--target-layers", run.target_layers,
-          "Layers of the target, from 0, whose hidden states a draft reads (default: evenly "
-          "from 1 to the third from the end)")
+          "Let the draft read hidden states of these target layers, from 0 (default: evenly "
+          "spread)")
       ->delimiter(',');
   command
-      .add_option(
-          "--family", run.family,
-          "What the diffusion stage makes, block diffusion (sdar) or a bidirectional model (llada)")
+      .add_option("--family", run.family,
+                  "Train a block-diffusion model (sdar) or a bidirectional model (llada)")
       ->check(CLI::IsMember(
           families_with([](const Family& family) { return family.training.by_name; })))
       ->capture_default_str();
 }
 
-/// Folders, resuming, time, threads and reports.
+/// Options for folders, resuming, time, threads and reports.
 void add_run_options(CLI::App& command, TrainFlags& flags) {
   TrainRunOptions& run = flags.run;
   command.add_option("-o,--out", run.out,
-                     "Checkpoint folder (required to train); the backbone goes to OUT/backbone");
-  command.add_option("--init", run.init, "Checkpoint folder to start the first stage from");
-  command.add_option("--tokenizer", run.tokenizer, "Folder with tokenizer.json")
+                     "Write the checkpoint here (required to train), the backbone to OUT/backbone");
+  command.add_option("--init", run.init, "Start the first stage from this checkpoint folder");
+  command.add_option("--tokenizer", run.tokenizer, "Read tokenizer.json from this folder")
       ->capture_default_str();
-  command.add_option("--work", run.work, "Folder for states and CSV logs")->capture_default_str();
+  command.add_option("--work", run.work, "Keep states and CSV logs in this folder")
+      ->capture_default_str();
   command.add_flag(
       "--resume", run.resume,
-      "Go on from the state in --work, with its settings: bit for bit as if it had not "
-      "stopped (with as many --threads)");
+      "Go on from the state in --work with its settings, bit for bit (same --threads)");
   command.add_flag("--force", run.force, "Replace checkpoints, states and prompts of other runs");
-  command.add_option("--minutes", run.minutes, "Save and stop after this long (0: no limit)")
+  command
+      .add_option("--minutes", run.minutes, "Save and stop after this many minutes (0: no limit)")
       ->check(real_number(0.0, kAnyReal));
-  command.add_option("--seed", run.train.seed, "Weights, batches and prompts")
+  command.add_option("--seed", run.train.seed, "Set the seed of weights, batches and prompts")
       ->check(whole_number(0, 65535))
       ->capture_default_str();
   add_threads_option(command, flags.threads);
-  command
-      .add_option("--device", run.train.device, "Where the model is trained: cpu, cuda or cuda:N")
+  command.add_option("--device", run.train.device, "Train on this device: cpu, cuda or cuda:N")
       ->capture_default_str();
   add_ranks_option(command, flags.ranks);
-  command.add_option("--save-every", run.save_every, "Steps between states")
+  command.add_option("--save-every", run.save_every, "Save the state after every so many steps")
       ->check(whole_number(1))
       ->capture_default_str();
-  command.add_option("--report-every", run.report_every, "Steps between progress lines")
+  command
+      .add_option("--report-every", run.report_every,
+                  "Print a progress line after every so many steps")
       ->check(whole_number(1))
       ->capture_default_str();
-  command.add_option("--evaluate-every", run.evaluate_every, "Steps between evaluations (0: end)")
+  command
+      .add_option("--evaluate-every", run.evaluate_every,
+                  "Evaluate after every so many steps (0: only at the end)")
       ->check(whole_number(0))
       ->capture_default_str();
-  command.add_option("--evaluate-documents", run.evaluate_documents, "Documents per evaluation")
+  command
+      .add_option("--evaluate-documents", run.evaluate_documents, "Evaluate on this many documents")
       ->check(whole_number(0))
       ->capture_default_str();
 }
@@ -324,19 +342,21 @@ void add_prompt_options(CLI::App& command, TrainFlags& flags) {
   command.add_option("--dump-prompts", flags.dump_prompts, "Write this many prompts as JSONL")
       ->check(whole_number(1, 10'000'000))
       ->group(prompts);
-  command.add_option("--tasks", flags.tasks, "Tasks of the prompts (default: all)")
+  command.add_option("--tasks", flags.tasks, "Use these tasks (default: all)")
       ->delimiter(',')
       ->group(prompts);
-  command.add_option("--context", flags.contexts, "Context lengths of the prompts")
+  command.add_option("--context", flags.contexts, "Use these context lengths")
       ->delimiter(',')
       ->check(whole_number(64, kLongestContext))
       ->capture_default_str()
       ->group(prompts);
-  command.add_option("--split", flags.split, "Streams that the prompts are drawn from")
+  command.add_option("--split", flags.split, "Draw the prompts from this split's streams")
       ->check(CLI::IsMember({"test", "train"}))
       ->capture_default_str()
       ->group(prompts);
-  command.add_option("--prompts-out", flags.prompts_out, "File, or - for standard output")
+  command
+      .add_option("--prompts-out", flags.prompts_out,
+                  "Write the prompts to this file (-: standard output)")
       ->capture_default_str()
       ->group(prompts);
 }
@@ -360,7 +380,9 @@ void add_train_command(CLI::App& app, const Environment& environment) {
       "  blockscope train --stage draft --target models/needle/backbone --out my-draft\n"
       "  blockscope train --resume --out my-model --work build/training --threads 2\n"
       "  blockscope train --dump-prompts 20 --tasks needle,sort --context 1024 > prompts.jsonl\n"
-      "Interrupt it (Ctrl-C, SIGTERM) at any time: the state is saved, --resume goes on.");
+      "Without --target-layers, a draft reads layers spread from 1 to the third from the end.\n"
+      "You can interrupt training (Ctrl-C, SIGTERM) at any time. The state is saved, and --resume\n"
+      "goes on from it.");
   command->callback([flags, command, environment] { run_command(*command, *flags, environment); });
 }
 

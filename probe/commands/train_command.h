@@ -1,4 +1,4 @@
-// `blockscope train`: trains the shipped model from nothing, or writes task prompts.
+// `blockscope train`: trains a small model from scratch, or writes task prompts.
 #pragma once
 
 #include <CLI/App.hpp>

@@ -35,9 +35,9 @@ struct VerifyFlags {
   PromptFlags prompts;
   DecodingFlags decoding;
   SettingFlags setting;
-  std::string policy;  // choices as text
+  std::string policy;  // --policy and --against as text
   std::string against;
-  PolicyOptions reference;  // what --against says; exact without it
+  PolicyOptions reference;  // read from --against; exact without it
   std::optional<int64_t> asked_repeats;
   std::string output;
   std::string csv;
@@ -46,7 +46,7 @@ struct VerifyFlags {
   bool force = false;
   bool quiet = false;
 
-  /// A sweep has dozens of settings, and is for accuracy and KL rather than for times.
+  /// One with --sweep: a sweep has dozens of settings, and its results are accuracy and KL.
   int64_t repeats() const { return asked_repeats.value_or(setting.sweep ? 1 : 3); }
 };
 
@@ -59,13 +59,13 @@ PolicyOptions policy_of(const std::string& text) {
   PolicyOptions policy = read_policy(text);
   if (policy.policy == "exact") {
     throw UsageError(
-        "--policy exact: does nothing, every policy is compared with exact. HINT: another policy, "
-        "or leave --against out");
+        "--policy exact: does nothing, because every policy is compared with exact. HINT: name "
+        "another policy, or leave --against out");
   }
   return policy;
 }
 
-/// Options of policies, which a drafted run has none of.
+/// Refuses options of policies: a drafted run has no policy.
 void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
   for (const char* option :
        {"--policy", "--against", "--sweep", "--taus", "--gammas", "--csv", "--figures"}) {
@@ -77,7 +77,7 @@ void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
   refuse_idle(command, "--force", !flags.output.empty(), "-o");
 }
 
-/// Fills in what the options leave open, and refuses what makes no sense.
+/// Reads the policies and refuses combinations that make no sense.
 void check_flags(const CLI::App& command, VerifyFlags& flags) {
   if (!flags.draft.empty()) return check_flags_with_draft(command, flags);
   flags.setting.policy = policy_of(flags.policy);
@@ -92,7 +92,7 @@ void check_flags(const CLI::App& command, VerifyFlags& flags) {
               "-o, --csv or --figures");
 }
 
-/// A result that took an hour must have a place to go: asked before the first pass.
+/// The outputs, opened before the first pass: a result may take an hour.
 struct VerifyOutputs {
   std::optional<OutputFile> json, csv;
   std::vector<OutputFile> figures;  // SVG and PDF of each of kVerifyFigures
@@ -101,7 +101,7 @@ struct VerifyOutputs {
 void open_figures(const VerifyFlags& flags, const GnuplotPlace& place, CommandFiles& files,
                   VerifyOutputs& outputs) {
   if (flags.figures.empty()) return;
-  Gnuplot{place};  // missing: say so now, not after the run
+  Gnuplot{place};  // throws now, not after the run, if gnuplot is missing
   if (fs::exists(flags.figures) && !fs::is_directory(flags.figures)) {
     throw UsageError(fmt::format("--figures: {}: expected a folder, got a file", flags.figures));
   }
@@ -131,7 +131,7 @@ VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
   return outputs;
 }
 
-/// Draws into the files of the figures that this result has; the others are never committed.
+/// Draws the figures that this result has. The files of the other figures are never committed.
 std::vector<OutputFile*> draw_figures(VerifyOutputs& outputs, const std::vector<Figure>& figures,
                                       const GnuplotPlace& place) {
   std::vector<OutputFile*> drawn;
@@ -166,7 +166,7 @@ VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
 }
 
 void verify(const VerifyFlags& flags, const Environment& environment, const GnuplotPlace& place) {
-  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
+  const InterruptGuard guard;  // before the first output: a signal must not leave a partial one
   VerifyOutputs outputs = open_outputs(
       flags, place, resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
   LoadedModel model = load_model(flags.model, environment);
@@ -230,7 +230,7 @@ std::vector<double> scores_of(const DraftSide& side, const DraftComparison& run)
 
 void verify_draft(const CLI::App& command, const VerifyFlags& flags,
                   const Environment& environment) {
-  const InterruptGuard guard;  // before the output: a signal must not leave one behind
+  const InterruptGuard guard;  // before the output: a signal must not leave a partial one
   CommandFiles files;
   files.reads(flags.prompts.file);
   files.reads_checkpoint(
@@ -279,41 +279,41 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   command->footer(
       "Example: blockscope verify models/needle --policy mage,k=16 \\\n"
       "           --prompts models/needle/demo.jsonl --threads 1\n"
-      "--policy flashblock,reuse=reuse.json measures a calibration file; with --sweep --figures "
-      "DIR\n"
-      "it draws the accuracy against the saving. --against quest,k=64 compares two policies.\n"
-      "verify TARGET --draft DRAFT compares decoding with a draft with the target alone.\n"
-      "The exit code says that it was measured, not that it was good: read the last lines.");
+      "--policy flashblock,reuse=reuse.json measures a calibration file. With --sweep --figures\n"
+      "DIR, verify also draws the accuracy against the saving. --against quest,k=64 compares two\n"
+      "policies. verify TARGET --draft DRAFT compares decoding with and without the draft.\n"
+      "Exit code 0 means that the measurement ran. The last lines say how good the result is.");
   add_model_flags(*command, flags->model);
   command->add_option("--draft", flags->draft,
-                      "DFlash draft of the model: measure decoding with it beside the model alone");
+                      "Compare decoding with this DFlash draft and with the model alone");
   add_policy_option(*command, flags->policy);
   command->add_option("--against", flags->against, "Compare with this policy instead of exact")
       ->option_text("POLICY");
   command->add_flag("--sweep", flags->setting.sweep,
-                    "Also every tau beside every gamma, masks from the file's similarities");
-  command->add_option("--taus", flags->setting.taus, "Values of the sweep")
+                    "Also measure every tau with every gamma, masks from the file's similarities");
+  command->add_option("--taus", flags->setting.taus, "Sweep these values of tau")
       ->delimiter(',')
       ->check(whole_number(1))
       ->capture_default_str();
   command
-      ->add_option("--gammas", flags->setting.gammas,
-                   "Values of the sweep (default: eight, evenly in the saving the file predicts)")
+      ->add_option(
+          "--gammas", flags->setting.gammas,
+          "Sweep these values of gamma (default: eight, evenly spaced in predicted saving)")
       ->delimiter(',')
       ->check(real_number(-1.0, 1.0));
   command
       ->add_option("--repeats", flags->asked_repeats,
-                   "Free runs of each side, interleaved, for the times (default: 3, or 1 with "
-                   "--sweep)")
+                   "Decode freely with each side this often for the times (default: 3; --sweep: 1)")
       ->check(whole_number(1));
   add_prompt_flags(*command, flags->prompts);
   add_decoding_flags(*command, flags->decoding);
-  command->add_option("-o,--output", flags->output, "Write everything as JSON");
-  command->add_option("--csv", flags->csv, "Write one line per setting");
-  command->add_option("--figures", flags->figures, "Folder for the pictures, SVG and PDF");
+  command->add_option("-o,--output", flags->output, "Write everything as JSON to this file");
+  command->add_option("--csv", flags->csv, "Write one CSV line per setting to this file");
+  command->add_option("--figures", flags->figures,
+                      "Write the figures as SVG and PDF into this folder");
   command->add_flag("--json", flags->json, "Print the JSON instead of the text");
   command->add_flag("--force", flags->force, "Replace existing results");
-  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->add_flag("-q,--quiet", flags->quiet, "Print no progress");
   command->callback([flags, command, environment, gnuplot_place] {
     check_flags(*command, *flags);
     if (flags->draft.empty()) {

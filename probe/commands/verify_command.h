@@ -7,7 +7,7 @@
 
 namespace blockscope {
 
-/// `blockscope verify`: what an attention policy saves on given prompts, and what it costs.
+/// `blockscope verify`: what an attention policy or a draft saves and costs on given prompts.
 void add_verify_command(CLI::App& app, const Environment& environment,
                         const GnuplotPlace& gnuplot_place);
 

@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-/// Exact parts with every tensor over the query rows replaced.
+/// Copies exact parts, with every tensor over the query rows replaced.
 template <class Replace>
 AttentionParts replaced(const AttentionParts& parts, const Replace& replace) {
   AttentionParts whole = parts;

@@ -1,5 +1,5 @@
-// The rows of a block that a pass computed, set among all B of them: what observers and strategies
-// see of a pass over a part of its block.
+// Puts the rows that a pass over a part of a block computed into their places among all B rows, as
+// observers and strategies expect them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,16 +10,17 @@
 
 namespace blockscope {
 
-/// `part`, whose dimension `dim` holds the positions `rows` [R] int64 of a block, with all B of
-/// them: `missing` fills the others. `part` itself where it has all of them.
+/// Dimension `dim` of `part` holds the positions `rows` [R] int64 of a block; that of the result
+/// holds all B positions. `missing` fills the other positions. Returns `part` itself if it has all
+/// of them.
 at::Tensor among_block(const at::Tensor& part, int64_t dim, const at::Tensor& rows,
                        int64_t block_length, double missing);
 
-/// Likewise every tensor over the query rows of exact attention, with NaN.
+/// The same for every tensor over the query rows of exact attention, filled with NaN.
 AttentionParts among_block(const AttentionParts& parts, const at::Tensor& rows,
                            int64_t block_length);
 
-/// The same of what has all B of them, [S, H, B, ...] each, but `present` [B] bool: NaN elsewhere.
+/// Copies with NaN at the positions where `present` [B] bool is false; tensors are [S, H, B, ...].
 at::Tensor where_present(const at::Tensor& part, const at::Tensor& present);
 AttentionParts where_present(const AttentionParts& parts, const at::Tensor& present);
 

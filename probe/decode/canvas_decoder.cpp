@@ -49,12 +49,12 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
   }
 
  private:
-  /// The rows of a pass whose logits are looked at, by their place among its rows.
+  /// The rows of a pass whose logits are read, by their place among the pass's rows.
   struct PredictingRows {
-    std::vector<int64_t> index;   // [B + N]: of the block's positions, any row of the pass for one
-                                  // that has none; and of `behind`
-    std::vector<bool> exists;     // [B]
-    std::vector<int64_t> behind;  // [N] masks after the block, where somebody asks for them
+    std::vector<int64_t> index;   // [B + N]: for the block's positions, then for `behind`; any row
+                                  // of the pass for a position without one
+    std::vector<bool> exists;     // [B] whether the position has a row
+    std::vector<int64_t> behind;  // [N] masks after the block, if strategy or cache needs them
   };
 
   SequenceState& state() { return active_.front(); }
@@ -88,7 +88,7 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     report(result);
   }
 
-  /// The next pass, whose rows the cache names.
+  /// The next pass; the cache names its rows.
   SequencePass plan() {
     if (state().step == 0) {
       canvas_.block_start = block_start(canvas_.prompt_length, state().block, options_);
@@ -112,8 +112,8 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     }
   }
 
-  /// The final hidden states of the pass's rows, or of those that somebody reads: `predicting`
-  /// becomes places among them. Those of a shadow block come after them.
+  /// The final hidden states of the pass's rows, or of the rows that are read; then those of a
+  /// shadow block. `predicting` becomes places among them.
   at::Tensor forward(const PassContext& context, PredictingRows& predicting) {
     std::vector<int64_t> positions = rows_;
     std::vector<int64_t> ids;
@@ -132,7 +132,7 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     return hidden;
   }
 
-  /// The logits that the step decides from; what else it looks at becomes part of its input.
+  /// The logits that the step decides from. Fills `input` with what else the step reads.
   at::Tensor predict(const at::Tensor& hidden, PredictingRows& predicting, StepInput& input) {
     input.predicted = predicting.exists;
     input.first_only = cache_->decides_first_position_only(canvas_);
@@ -156,7 +156,7 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     });
   }
 
-  /// Whether WINO's shadow block goes along. A replay knows what is taken back.
+  /// Whether the pass has WINO's shadow block. A replay already knows what is taken back.
   bool looks_twice() const { return strategy_.second_look && !state().request->replayed; }
 
   PredictingRows rows_that_predict() const {
@@ -182,13 +182,13 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     return result;
   }
 
-  /// Whether nobody looks at predictions of positions that are decided.
+  /// Whether nothing reads the predictions of decided positions.
   bool predicts_masks_alone() const {
     return masks_alone(options_, model_, watcher_) && !looks_twice() &&
            !cache_->wants_answer_confidence();
   }
 
-  /// Then the rows that predict are those of the block's masks.
+  /// Keeps only the predicting rows of the block's masks.
   static void leave_decided_out(PredictingRows& predicting, StepInput& input) {
     std::vector<int64_t> rows;
     for (size_t p = 0; p < input.predicted.size(); ++p) {
@@ -198,8 +198,8 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     predicting.index = rows;
   }
 
-  /// The rows of the pass whose last hidden states are read: those that predict, and the block's
-  /// own, which observers are shown. `predicting` becomes places among them.
+  /// The rows of the pass whose last hidden states are read: the predicting rows, and the block's
+  /// own, which observers see. `predicting` becomes places among them.
   at::Tensor needed_rows(PredictingRows& predicting) const {
     std::vector<int64_t> needed = predicting.index;
     for (size_t i = 0; i < rows_.size(); ++i) {
@@ -214,9 +214,9 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     return at::tensor(needed, at::kLong);
   }
 
-  /// [N] of the best tokens of the masks after the block, where the cache asks for them, and the
-  /// tokens, where the strategy looks at them. The step's decision waits for what stands after
-  /// these in their stream.
+  /// The scores [N] of the best tokens of the masks after the block, if the cache needs them, and
+  /// the tokens, if the strategy scores them. Waiting for them costs nothing: the step's decision
+  /// waits for later work of the same stream.
   HostCopies behind_confidence(const StepInput& input) const {
     if (!cache_->wants_answer_confidence() || input.behind.empty()) return {};
     std::vector best{
@@ -241,8 +241,8 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
 
   bool debiases() const { return static_cast<bool>(strategy_.answer_scores); }
 
-  /// d2Cache's confidence: what the strategy ranks by, before the density and the weight of the
-  /// place in the block (`generation/vanilla.py:generate_step`).
+  /// d2Cache's confidence: the value that the strategy ranks by, without the certainty density and
+  /// without the weight of the place in the block (`generation/vanilla.py:generate_step`).
   std::vector<float> debiased(const std::vector<int64_t>& token,
                               const std::vector<float>& confidence) const {
     return strategy_.answer_scores(options_.unmasking, token, confidence, false);
@@ -255,7 +255,8 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     return {prediction.score.begin(), prediction.score.end()};
   }
 
-  /// [G] of the masks that the pass predicts, NaN elsewhere; `best`: of those after the block.
+  /// [G] confidence of the masks that the pass predicts, NaN elsewhere; `best`: from
+  /// behind_confidence().
   std::vector<float> answer_confidence(const BlockPrediction& prediction,
                                        const std::vector<int64_t>& behind, HostCopies& best) const {
     std::vector<float> confidence(static_cast<size_t>(canvas_.length - canvas_.prompt_length),
@@ -289,7 +290,7 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
   CanvasKeys keys_;
   CanvasSeams seams_;
   CanvasState canvas_;
-  std::vector<int64_t> rows_;  // of the current pass, absolute positions, ascending
+  std::vector<int64_t> rows_;  // rows of the current pass: absolute positions, ascending
 };
 
 }  // namespace

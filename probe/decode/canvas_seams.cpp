@@ -46,7 +46,7 @@ void CanvasSeams::begin_pass(const PassContext& context, const std::vector<int64
 
 void CanvasSeams::end_pass() {
   {
-    const Stopwatch watch(attention_ns_);  // what runs beside the layers is waited for here
+    const Stopwatch watch(attention_ns_);  // waits for work that ran in parallel with the layers
     policy_.end_pass();
   }
   cache_.end_pass();
@@ -120,22 +120,22 @@ at::Tensor CanvasSeams::attend_known(int64_t layer, double scale, const at::Tens
   return parts.size() == 1 ? parts.front() : at::cat(parts, 2);
 }
 
-/// Nobody here knows how many of the chosen rows are the block's: all are computed as rows of the
-/// canvas, and the whole block as the policy does it, with another row in the place of one that was
-/// not chosen. That is right for policies that treat each row alone, and no other goes with a cache
-/// that chooses.
+/// The host does not know how many of the chosen rows are the block's, so those rows are computed
+/// twice: as canvas rows and as block rows. The block is computed as a whole under the policy; any
+/// row takes the place of a position that was not chosen. This is right for policies that treat
+/// each row alone, and a cache that chooses single rows accepts no others.
 at::Tensor CanvasSeams::attend_chosen(int64_t layer, double scale, const at::Tensor& q,
                                       const CanvasRows& rows) {
   const int64_t length = keys_.shape().block_length;
   const auto known = std::ssize(rows.known);
   const int64_t count = rows.chosen.numel();
   if (known > 0 && rows.known.back() >= keys_.block_start()) {
-    throw std::logic_error("canvas: rows of the block are known beside those that were chosen");
+    throw std::logic_error("canvas: expected the device to choose all rows of the block");
   }
   const at::Tensor others = attend_others(layer, scale, q);
   const at::Tensor place = rows.chosen - keys_.block_start();
   const at::Tensor inside = place.ge(0).logical_and(place.lt(length));
-  const at::Tensor slot = at::where(inside, place, length);  // behind the block: of no position
+  const at::Tensor slot = at::where(inside, place, length);  // `length`: not in the block
   const at::Tensor row =
       at::full({length + 1}, known, slot.options())
           .index_copy_(0, slot, at::arange(known, known + count, slot.options()));
@@ -209,8 +209,8 @@ at::Tensor CanvasSeams::shown_rows(const at::Tensor& hidden) const {
                      places({first, first + block.count}), length, kNaN);
 }
 
-/// A trace has one list of positions for all layers: what any of them wrote. Keys that a device
-/// chose lie between values that the host knows.
+/// A trace has one list of positions for all layers: those that any layer wrote. Keys that a device
+/// chose lie in the range of the values that the host knows.
 void CanvasSeams::show_keys(DecodeObserver& observer) const {
   const int64_t begin = keys_.block_start();
   const int64_t end = begin + keys_.shape().block_length;

@@ -1,5 +1,5 @@
-// ForwardSeams of a bidirectional model: the cache says which rows are computed, the block's rows
-// go through the attention policy (external keys: everything outside the block), the other rows
+// ForwardSeams of a bidirectional model. The cache says which rows are computed. The block's rows
+// go through the attention policy (external keys: everything outside the block); the other rows go
 // through plain attention over all keys.
 #pragma once
 
@@ -20,9 +20,9 @@ class CanvasSeams : public ObservedSeams {
   CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys& keys, Watcher& watcher,
               bool shadow);
 
-  /// The pass to come: one sequence, with the rows that the cache named; `shadow_rows` of the input
-  /// behind them belong to a shadow block (shadow_block.h). `needed`: see needed_rows; the block's
-  /// own rows must be among them, and there may be none with a shadow block.
+  /// Begins a pass of one sequence with the rows that the cache named. The last `shadow_rows` of
+  /// the input belong to a shadow block (shadow_block.h). `needed`: see needed_rows; it must
+  /// include the block's own rows, and be unset with a shadow block.
   void begin_pass(const PassContext& context, const std::vector<int64_t>& rows, int64_t shadow_rows,
                   std::optional<at::Tensor> needed);
   void end_pass();
@@ -34,16 +34,16 @@ class CanvasSeams : public ObservedSeams {
   at::Tensor ffn(int64_t layer, const at::Tensor& x,
                  const std::function<at::Tensor(const at::Tensor&)>& mlp) override;
 
-  /// Positions whose attention and FFN the current pass computed, mean over its layers so far, and
-  /// the shadow rows.
+  /// The number of positions whose attention and FFN the current pass computed, as a mean over its
+  /// layers so far, plus the shadow rows.
   double computed_rows() const;
   /// What the current pass computed, by model layer.
   const std::vector<LayerWork>& work() const { return work_; }
-  /// With `shadow`: the attention output of the block's rows that the pass computed at a layer.
+  /// With `shadow`: the attention output of the block's rows that a layer computed.
   struct BlockOutput {
     std::vector<int64_t> positions;  // absolute
-    at::Tensor out;                  // [1, H, R, D]; undefined without any
-    at::Tensor present;  // [R] bool: which of these, where a device chose; undefined: all
+    at::Tensor out;                  // [1, H, R, D]; undefined if there are none
+    at::Tensor present;  // [R] bool: the computed ones, if a device chose; undefined: all
   };
   const BlockOutput& block_output(int64_t layer) const {
     return outputs_[static_cast<size_t>(layer)];

@@ -1,5 +1,5 @@
-// Keys and values of a prompt's whole blocks, computed once and decoded from many times: a study
-// runs one prompt under a dozen policies, and prefill is the same under all of them.
+// Keys and values of a prompt's whole blocks, computed once and used by many runs. A study decodes
+// one prompt under a dozen policies, and prefill is the same for all of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,15 +16,15 @@ struct CommittedPrefix {
   int64_t length = 0;             // positions, from 0
   std::vector<at::Tensor> key;    // by layer [1, K, length, D], after QK-norm and RoPE
   std::vector<at::Tensor> value;  // by layer [1, K, length, D]
-  NextToken next_token;           // behind it, where decoding has sub-blocks
+  NextToken next_token;           // the token after the prefix; only for models with sub-blocks
 };
 
-/// Keys and values from a normal distribution with standard deviation 1, the norm that QK-norm
-/// leaves keys: for timing contexts whose prefill would take hours. The same seed gives the same.
+/// Keys and values from a standard normal distribution, which gives keys the norm that QK-norm
+/// gives them. For timing contexts whose prefill would take hours. Equal seeds give equal values.
 CommittedPrefix random_prefix(const ModelConfig& config, int64_t length, at::ScalarType dtype,
                               uint64_t seed);
 
-/// Throws Error when the prefix is not one of this model with `length` positions.
+/// Throws Error unless the prefix fits this model and has `length` positions.
 void check_prefix(const CommittedPrefix& prefix, const ModelConfig& config, int64_t length);
 
 }  // namespace blockscope

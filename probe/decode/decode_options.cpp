@@ -67,7 +67,7 @@ std::string with_sub_blocks() {
   return list_of(families_with([](const Family& family) { return family.sub_block_length > 0; }));
 }
 
-/// Of the model's kind of attention and decoding.
+/// Checks the cache against the model's kind of attention and decoding.
 void check_cache_fits(const DecodeOptions& options) {
   const CacheEntry& entry = cache_entry(options.cache);
   const auto refuse = [&](const std::string& why) {
@@ -76,30 +76,30 @@ void check_cache_fits(const DecodeOptions& options) {
   if (options.autoregressive() && !entry.any_causal) {
     refuse(
         "does nothing for a model that decodes token by token, which keeps every key as it is. "
-        "HINT: leave it out");
+        "HINT: leave the option out");
   }
   const bool of_bidirectional = entry.model == CacheModel::bidirectional;
   if (options.bidirectional && !of_bidirectional) {
     refuse(
-        fmt::format("keeps finished blocks, and a bidirectional model's keys change with every "
-                    "token behind them. HINT: {}",
+        fmt::format("keeps finished blocks, but a bidirectional model's keys change with every "
+                    "later token. HINT: use {}",
                     caches_of(CacheModel::bidirectional)));
   }
   if (!options.bidirectional && of_bidirectional) {
     refuse(
-        "recomputes what stands behind the block, and a block-causal model sees none of it. HINT: "
-        "leave it out");
+        "recomputes positions outside the block, which a block-causal model does not need. HINT: "
+        "leave the option out");
   }
   if (entry.model == CacheModel::sub_blocks && !options.sub_blocks()) {
     refuse(
-        fmt::format("keeps the keys of a block's other sub-blocks, and only {} has sub-blocks. "
-                    "HINT: leave it out",
+        fmt::format("keeps the keys of a block's other sub-blocks, but only {} has sub-blocks. "
+                    "HINT: leave the option out",
                     with_sub_blocks()));
   }
   if (entry.fuses_commits && options.sub_blocks()) {
     refuse(
-        fmt::format("commits a block in the pass of the next one's first step, and {}'s "
-                    "blocks begin with a token that only the commit predicts. HINT: {}",
+        fmt::format("commits a block in the pass of the next block's first step, but {}'s "
+                    "blocks begin with a token that only the commit predicts. HINT: use {}",
                     with_sub_blocks(), caches_of(CacheModel::sub_blocks)));
   }
 }
@@ -108,14 +108,14 @@ void check_stop_ids(const DecodeOptions& options, int64_t vocab_size) {
   for (const int64_t id : options.stop_ids) {
     if (id < 0 || id >= vocab_size) {
       throw UsageError(
-          fmt::format("stop id: expected one in [0, {}), got {}. HINT: without it the checkpoint's "
-                      "own stop tokens count",
+          fmt::format("stop id: expected one in [0, {}), got {}. HINT: leave it out to use the "
+                      "checkpoint's own stop tokens",
                       vocab_size, id));
     }
     if (id == options.mask_token_id) {
       throw UsageError(fmt::format(
-          "stop id: expected a token that is decided, got {}, which is the mask token: every block "
-          "would stop. HINT: without it the checkpoint's own stop tokens count",
+          "stop id: expected another token than the mask token, got {}: every block would stop. "
+          "HINT: leave it out to use the checkpoint's own stop tokens",
           id));
     }
   }
@@ -136,10 +136,10 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
   } else {
     check_unmasking_options(options.unmasking);
     if (options.mask_token_id >= config.vocab_size) {
-      throw UsageError(
-          fmt::format("mask token id: expected one below the vocabulary size {}, got {}. HINT: the "
-                      "id of the checkpoint's mask token",
-                      config.vocab_size, options.mask_token_id));
+      throw UsageError(fmt::format(
+          "mask token id: expected one below the vocabulary size {}, got {}. HINT: give "
+          "the id of the checkpoint's mask token",
+          config.vocab_size, options.mask_token_id));
     }
     const CacheEntry& cache = cache_entry(options.cache);
     check_strategy_fits(options.unmasking, {options.bidirectional, config.logit_shift != 0,
@@ -148,7 +148,7 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
   if (options.sub_blocks() && options.block_length() % options.sub_block_length != 0) {
     throw UsageError(
         fmt::format("sub-block length: expected a divisor of the block length {}, got {}. HINT: "
-                    "leave it out for 8, or what of it divides",
+                    "leave it out for the greatest common divisor of 8 and the block length",
                     options.block_length(), options.sub_block_length));
   }
   check_stop_ids(options, config.vocab_size);
@@ -156,15 +156,15 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
 
 namespace {
 
-/// Fits the recorded steps to this run: same blocks, positions inside them, only masks overwritten,
-/// only tokens taken back.
+/// Checks the recorded steps against this run: the blocks are the same, positions lie in them, only
+/// masks are overwritten, and only tokens are taken back.
 void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t vocab_size) {
   const int64_t prompt_length = static_cast<int64_t>(request.prompt.size());
   const int64_t end =
       prompt_length + generated_positions(prompt_length, request.gen_length, options);
   const auto refuse = [&](const ReplayStep& step, const std::string& what) {
     throw PromptError(
-        fmt::format("replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
+        fmt::format("replay: sequence {}, block {}, step {}: {}. HINT: use "
                     "the block length, prompts and gen length of the recorded run",
                     request.sequence, step.block, step.step, what));
   };
@@ -201,7 +201,7 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
   }
 }
 
-/// Of a drafted run, whose rounds a replay doesn't say: it gives the answer.
+/// For a drafted run. A replay gives it the answer's tokens, not its rounds.
 void check_given_answer(const DecodeRequest& request, int64_t vocab_size) {
   for (const ReplayStep& step : request.replay) {
     for (const int64_t token : step.tokens) {
@@ -231,14 +231,14 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
     }
     if (id == options.mask_token_id) {
       throw PromptError(fmt::format(
-          "{}: token {} is the mask token {}: a prompt must not hold masks", where, i, id));
+          "{}: token {} is the mask token {}: a prompt must not contain masks", where, i, id));
     }
   }
   const int64_t total = cache_positions(length, request.gen_length, options);
   if (total > largest_position_count(config)) {
     const bool dynamic = config.rope.type == RopeType::kDynamic;
     throw PromptError(fmt::format(
-        "{}: {} prompt tokens and {} to generate need {} positions, and the model has {} "
+        "{}: {} prompt tokens and {} to generate need {} positions, but the model has {} "
         "(max_position_embeddings{}). HINT: shorten the prompt or lower the gen length",
         where, length, request.gen_length, total, largest_position_count(config),
         dynamic ? " times the factor of its dynamic RoPE scaling" : ""));

@@ -49,7 +49,7 @@ void DecodeSeams::end_pass() {
     return;
   }
   {
-    const Stopwatch watch(attention_ns_);  // what runs beside the layers is waited for here
+    const Stopwatch watch(attention_ns_);  // waits for work that ran in parallel with the layers
     policy_.end_pass();
   }
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
@@ -82,7 +82,7 @@ at::Tensor DecodeSeams::attention_block(int64_t layer, const AttentionLayer& wei
   if (!needed_ || layer + 1 < cache_.num_layers()) {
     return ForwardSeams::attention_block(layer, weights, x, rotary);
   }
-  // Behind a prefill's last layer nothing is read but its keys and values.
+  // At a prefill's last layer, only keys, values and the needed rows are read.
   const at::Tensor rows = x.index_select(1, on_device(*needed_, x.device()));
   const at::Tensor q = weights.query(rows, rotary.rows(*needed_));
   const at::Tensor k = weights.key(x, rotary);
@@ -106,8 +106,8 @@ at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
                            committed + prefill_length_ - input.q.size(2));
 }
 
-/// The input with the keys of the whole block: a pass over all of it leaves them behind, one over a
-/// part replaces its own among them, in place.
+/// The input with the keys of the whole block. A pass over the whole block keeps its keys; a pass
+/// over a part of it replaces its own keys among them, in place.
 AttentionInput DecodeSeams::with_block_keys(const AttentionInput& input) {
   const auto layer = static_cast<size_t>(input.layer);
   if (block_key_.size() <= layer) {
@@ -145,7 +145,7 @@ at::Tensor DecodeSeams::fused_commits(const AttentionInput& input) {
   const std::vector<FusedCommit>& commits = context_->commits;
   const ExternalKeys external{cache_.key(input.layer), cache_.value(input.layer), cache_.lengths()};
   std::vector<at::Tensor> parts;
-  // Neighbouring slots are one call: what another order would take is a copy of their prefixes.
+  // Neighbouring slots share one call, as other slots would need a copy of their prefixes.
   for (size_t first = 0; first < commits.size();) {
     size_t end = first + 1;
     while (end < commits.size() && commits[end].slot == commits[end - 1].slot + 1) ++end;

@@ -1,4 +1,4 @@
-// ForwardSeams of a decoding run: sends attention to the policy (denoising), to the exact path
+// ForwardSeams of a decoding run. It sends attention to the policy (denoising), to the exact path
 // (commit) or to the block-causal kernel (prefill), and stores keys in the KV cache.
 #pragma once
 
@@ -16,12 +16,12 @@ class DecodeSeams : public ObservedSeams {
   DecodeSeams(const DecodeOptions& options, AttentionPolicy& policy, KvCache& cache,
               Watcher& watcher);
 
-  /// The pass to come: a prefill of `slot` with `length` positions, of which somebody reads the
-  /// last hidden state (`reads_last`) or none, ...
+  /// Begins a prefill of `slot` with `length` positions. `reads_last`: whether the last position's
+  /// hidden state is needed; the others are not.
   void begin_prefill(const PassContext& context, int64_t slot, int64_t length, bool reads_last);
-  /// ... or a denoising / commit pass of all active slots, over these rows of their blocks. The
-  /// context's fused commits are entries behind them: their keys are stored at every layer before
-  /// any sequence reads its prefix.
+  /// Begins a denoising or commit pass of all active slots, over these rows of their blocks. The
+  /// context's fused commits are the last entries. Every layer stores their keys before any
+  /// sequence reads its prefix.
   void begin_blocks(const PassContext& context, const RowRange& rows);
   /// Makes what the pass stored visible.
   void end_pass();
@@ -46,13 +46,13 @@ class DecodeSeams : public ObservedSeams {
   const DecodeOptions& options_;
   AttentionPolicy& policy_;
   KvCache& cache_;
-  const bool block_cache_;  // one sequence, whose denoising passes may compute a part of B
+  const bool block_cache_;  // denoising passes of the one sequence may compute a part of the block
   int64_t prefill_slot_ = -1;
   int64_t prefill_length_ = 0;
-  std::optional<at::Tensor> needed_;  // rows of a prefill
-  RowRange rows_;                     // of the block that this pass computes
+  std::optional<at::Tensor> needed_;  // rows of a prefill that are read
+  RowRange rows_;                     // rows of the block that this pass computes
   at::Tensor row_index_;              // the same, [rows_.count] int64
-  std::vector<int64_t> stored_;       // [S] positions that fused commits store; empty: none does
+  std::vector<int64_t> stored_;       // [S] positions that fused commits store; empty: no commits
   std::vector<at::Tensor> block_key_, block_value_;  // by layer [1, K, B, D], with a block cache
 };
 

@@ -68,7 +68,7 @@ class BlockLoop final : public SlotLoop<SequenceState> {
   std::optional<NextToken> prefilled(int64_t slot) {
     SequenceState& state = active(slot);
     const int64_t total = prefill_length(state, options_);
-    // Only a block without prompt tokens of its own begins with one that the prefill predicts.
+    // The prefill predicts a block's first token only if the block holds no prompt tokens.
     const bool predicts = options_.sub_blocks() && total > 0 && total == state.prompt_length;
     std::optional<NextToken> next;
     if (state.request->prefix != nullptr) {
@@ -94,14 +94,14 @@ class BlockLoop final : public SlotLoop<SequenceState> {
     return next;
   }
 
-  /// A replay's, where there is one; none where the model predicts [MASK], which stays a mask.
+  /// The replay's token, if there is a replay. None if the model predicts [MASK]: a mask stays one.
   std::optional<NextToken> first_token(const SequenceState& state, const NextToken& own) const {
     if (state.request->replayed) return replayed_first_token(state, state.block);
     if (own.token == options_.mask_token_id) return std::nullopt;
     return own;
   }
 
-  /// hidden [n, 1, hidden_size] -> the most probable tokens behind these rows.
+  /// hidden [n, 1, hidden_size] -> the most probable token after each row.
   std::vector<NextToken> next_tokens(const at::Tensor& hidden) const {
     const std::vector<StreamId> streams(static_cast<size_t>(hidden.size(0)));
     std::vector<NextToken> result;
@@ -151,7 +151,7 @@ class BlockLoop final : public SlotLoop<SequenceState> {
     return graphs_.single(plan, seams_);
   }
 
-  /// Whether nothing is stored, and nobody is shown anything, within the pass.
+  /// Whether the pass stores nothing and shows nothing to an observer.
   bool is_repeatable(const PassPlan& plan) const {
     return plan.committing.empty() && plan.context.commits.empty() && !options_.autoregressive() &&
            !(watched() && watcher_.observer()->looks_inside(plan.context));
@@ -211,7 +211,7 @@ class BlockLoop final : public SlotLoop<SequenceState> {
     }
   }
 
-  /// What the blocks behind the committed ones begin with.
+  /// Decides the first tokens of the blocks after the committed ones.
   void begin_blocks(const std::vector<int64_t>& slots, const std::vector<NextToken>& own,
                     std::vector<StepDecision>& decisions) const {
     for (size_t i = 0; i < slots.size(); ++i) {
@@ -239,8 +239,8 @@ class BlockLoop final : public SlotLoop<SequenceState> {
   PassGraphs graphs_;  // they read the model and the cache
 };
 
-/// Requests that are decoded together. A bidirectional model, and the block cache, compute other
-/// rows in every sequence, so each is a batch of its own.
+/// Requests that are decoded together. A bidirectional model and the block cache compute different
+/// rows in each sequence, so there each request is a batch of its own.
 std::vector<std::vector<DecodeRequest>> batches_of(const std::vector<DecodeRequest>& requests,
                                                    const DecodeOptions& options) {
   if (!options.bidirectional && !options.block_cache()) return {requests};

@@ -1,10 +1,12 @@
-// Decoding: prefill, then block by block at most T denoising steps and a commit pass
-// (SDAR `generate.py:block_diffusion_generate`), which --cache blockd does beside the next block's
-// first step, for a batch of sequences of different length and speed; or one token at a time for an
-// autoregressive model; or sub-block by sub-block with a token shift (Fast-dLLM v2, sub_blocks.h).
-// Blocks are absolute: block i covers positions [i * B, (i + 1) * B) counted from the prompt's
-// first token; prompt tokens left over behind the last whole block sit unmasked in the first
-// decoded block. Canvases of bidirectional models: canvas_decoder.h.
+// Decoding of a batch of sequences of different length and speed. After the prefill, each block
+// takes at most T denoising steps and a commit pass (SDAR `generate.py:block_diffusion_generate`).
+// With --cache blockd, the pass of the next block's first step also does the commit. Autoregressive
+// models decode one token at a time. Fast-dLLM v2 fills sub-blocks with a token shift
+// (sub_blocks.h). For bidirectional models see canvas_decoder.h.
+//
+// Blocks are absolute: block i covers positions [i * B, (i + 1) * B), counted from the prompt's
+// first token. Prompt tokens after the last whole block are the unmasked beginning of the first
+// decoded block.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +27,15 @@
 namespace blockscope {
 
 struct DecodeOptions {
-  UnmaskingOptions unmasking;  // block_length is the run's B
+  UnmaskingOptions unmasking;  // its block_length is the run's B
   SamplingOptions sampling;
   int64_t mask_token_id = -1;  // -1: autoregressive decoding, block_length must be 1
-  bool bidirectional = false;  // blocks count from the prompt's end, and see what is behind them
-  bool drafted = false;        // blocks are rounds of a DFlash draft, each behind what was accepted
+  bool bidirectional = false;  // blocks count from the prompt's end, and see later positions
+  bool drafted = false;        // blocks are rounds of a DFlash draft, after the accepted tokens
   CacheOptions cache;
-  std::vector<int64_t> stop_ids;  // looked for after each block, in everything after the prompt
+  std::vector<int64_t> stop_ids;  // searched after each block, in everything after the prompt
   bool shadow = false;
-  bool graphs = true;            // on a GPU: steps as CUDA graphs where they can be (pass_graphs.h)
+  bool graphs = true;            // on a GPU: run steps as CUDA graphs if possible (pass_graphs.h)
   int64_t prefill_chunk = 512;   // positions per prefill pass, rounded down to whole blocks
   int64_t sub_block_length = 0;  // Fast-dLLM v2 (sub_blocks.h): a divisor of B; 0: no token shift
 
@@ -47,9 +49,9 @@ struct DecodeOptions {
 /// One recorded denoising step, for replay.
 struct ReplayStep {
   int64_t block = 0;
-  int64_t step = 0;                // from 1; 0: what the block began with (sub-blocks)
+  int64_t step = 0;                // from 1; 0: the token that the block began with (sub-blocks)
   std::vector<int64_t> positions;  // absolute
-  std::vector<int64_t> tokens;     // the mask token: the position's token was taken back
+  std::vector<int64_t> tokens;     // the mask token where a token was taken back
   std::vector<float> confidence;
 };
 
@@ -57,70 +59,70 @@ struct DecodeRequest {
   int64_t sequence = 0;         // index in the run
   std::vector<int64_t> prompt;  // token ids, at least one
   int64_t gen_length = 0;
-  uint64_t prompt_hash = 0;                       // names the random stream
-  bool replayed = false;                          // take `replay` instead of own choices
+  uint64_t prompt_hash = 0;                       // identifies the random stream
+  bool replayed = false;                          // use the tokens of `replay`
   std::vector<ReplayStep> replay;                 // in order
-  std::shared_ptr<const CommittedPrefix> prefix;  // of the prompt's whole blocks; null: computed
+  std::shared_ptr<const CommittedPrefix> prefix;  // the prompt's whole blocks; null: prefill them
 };
 
 struct DecodeOutcome {
   int64_t sequence = 0;
-  std::vector<int64_t> generated;  // every position after the prompt; masks where none was decided
+  std::vector<int64_t> generated;  // every position after the prompt; undecided ones are masks
   FinishReason reason = FinishReason::unfinished;
   int64_t denoising_steps = 0;
-  int64_t masks_left = 0;  // masks committed because T steps did not resolve them
+  int64_t masks_left = 0;  // masks that were still undecided when their block was committed
 };
 
-/// Absolute position of a block's first token, and the block that decoding begins with.
+/// The absolute position of a block's first token, and the first block that is decoded.
 int64_t block_start(int64_t prompt_length, int64_t block, const DecodeOptions& options);
 int64_t first_block(int64_t prompt_length, const DecodeOptions& options);
 
-/// Positions after the prompt that a run fills: up to the end of the last block, so it can exceed
-/// gen_length (autoregressive and bidirectional: gen_length). With sub-blocks: gen_length / B
-/// blocks, the one that the prompt ends in counted, and the token behind them, as Fast-dLLM v2 has
-/// it.
+/// The number of positions after the prompt that a run fills. It can exceed gen_length, as the last
+/// block is filled to its end; it is gen_length for autoregressive and bidirectional models. With
+/// sub-blocks, as in Fast-dLLM v2, the run fills gen_length / B blocks, including the one in which
+/// the prompt ends, and one token after them.
 int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
                             const DecodeOptions& options);
 
-/// The gen_length of a run that filled `positions` positions behind the prompt: what a replay of
-/// it asks for. With sub-blocks the two differ.
+/// The gen_length that a replay needs to fill `positions` positions after the prompt. With
+/// sub-blocks the two numbers differ.
 int64_t gen_length_of(int64_t prompt_length, int64_t positions, const DecodeOptions& options);
 
-/// KV positions a sequence needs (the token behind the last sub-block is never an input).
+/// The KV positions that a sequence needs. The token after the last sub-block is never an input.
 int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options);
 
-/// KV positions of the longest of a batch's requests: the length its rotary embeddings are scaled
-/// for and the capacity of its KV cache. No other place decides either.
+/// The KV positions of the longest of a batch's requests. It alone decides the length for which
+/// rotary embeddings are scaled, and the capacity of the KV cache.
 int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const DecodeOptions& options);
 KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
                          const DecodeOptions& options);
 
-/// Throws UsageError / PromptError when options or a request make no sense for this model.
+/// Throw UsageError or PromptError if the options or a request do not fit this model.
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config);
 void check_request(const DecodeRequest& request, const DecodeOptions& options,
                    const ModelConfig& config);
 
 struct DecodeCallbacks {
   DecodeObserver* observer = nullptr;                     // may be null
-  std::function<bool()> interrupted;                      // asked after every pass; may be empty
-  std::function<void(const DecodeOutcome&)> on_finished;  // as soon as a sequence ends
+  std::function<bool()> interrupted;                      // called after every pass; may be empty
+  std::function<void(const DecodeOutcome&)> on_finished;  // called as soon as a sequence ends
 };
 
-/// Decodes the requests as one batch (bidirectional models: one after another); `next_pass` counts
-/// the run's forward passes. Returns the outcomes in request order; a sequence cut by `interrupted`
-/// has reason `interrupted`. Under `dynamic` RoPE scaling the frequencies are those of
-/// longest_sequence(requests) from the first pass on, so that every key of the cache was turned by
-/// the same ones.
+/// Decodes the requests as one batch (bidirectional models: one after another). `next_pass` counts
+/// the run's forward passes. Returns the outcomes in request order. A sequence that `interrupted`
+/// cut off has reason `interrupted`. Under `dynamic` RoPE scaling, all passes use the frequencies
+/// for longest_sequence(requests), so all keys of the cache are rotated alike.
 std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, AttentionPolicy& policy,
                                         const DecodeOptions& options,
                                         const std::vector<DecodeRequest>& requests,
                                         int64_t& next_pass, const DecodeCallbacks& callbacks = {});
 
-/// Sequences end in any order: their outcomes, one for each request, in the order of the requests.
+/// The outcomes in the order of the requests, one for each. Sequences may end in any order.
 std::vector<DecodeOutcome> in_request_order(std::vector<DecodeOutcome> ended,
                                             const std::vector<DecodeRequest>& requests);
 
-/// The prefix that decoding this request starts from. Empty layers when `interrupted` cut it short.
+/// The prefix from which decoding this request starts. If `interrupted` cut the prefill off, its
+/// layers are empty.
 CommittedPrefix prefill_prompt(const BlockDiffusionModel& model, const DecodeOptions& options,
                                const DecodeRequest& request,
                                const std::function<bool()>& interrupted = {});

@@ -1,5 +1,5 @@
-// Stands between a decoder and another observer and hands on everything that it is shown: what a
-// measurement overrides a call of, and nothing is lost that the other one would have cost.
+// An observer that forwards every call to another one. A measurement overrides single calls, and
+// the decoder still does all the work that the other observer asks for.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace blockscope {
 
-/// `next` outlives it; without one nothing is asked for and nothing is handed on.
+/// `next` must outlive this object. If it is null, nothing is asked for and nothing forwarded.
 class ForwardingObserver : public DecodeObserver {
  public:
   explicit ForwardingObserver(DecodeObserver* next) : next_(next) {}

@@ -14,13 +14,13 @@ std::string gen_length_refusal(int64_t gen_length, const DecodeOptions& options)
   if (options.bidirectional && gen_length % block_length != 0) {
     return fmt::format(
         "expected a multiple of the block length {}, got {}: a bidirectional model sees all of its "
-        "masks. HINT: {}, or another block length",
+        "masks. HINT: use {}, or another block length",
         block_length, gen_length, (gen_length / block_length + 1) * block_length);
   }
   if (options.sub_blocks() && gen_length < block_length) {
     return fmt::format(
         "expected at least the block length {}, got {}: this family generates whole blocks only. "
-        "HINT: {}, or a smaller block length",
+        "HINT: use {}, or a smaller block length",
         block_length, gen_length, block_length);
   }
   return "";

@@ -1,4 +1,4 @@
-// How many positions a run may generate: one rule, whether a prompt says the number or
+// How many positions a run may generate. The rule is the same for a prompt's own gen_length and for
 // --gen-length.
 #pragma once
 
@@ -9,11 +9,11 @@
 
 namespace blockscope {
 
-/// "expected ..., got ..." where a run with `options` can't generate `gen_length` positions, with
-/// any prompt; empty where it can.
+/// Why a run with `options` can't generate `gen_length` positions with any prompt, as "expected
+/// ..., got ..."; empty if it can.
 std::string gen_length_refusal(int64_t gen_length, const DecodeOptions& options);
 
-/// Throws UsageError naming --gen-length, whose value this is.
+/// Checks the value of --gen-length. Throws a UsageError that names the option.
 void check_gen_length(int64_t gen_length, const DecodeOptions& options);
 
 }  // namespace blockscope

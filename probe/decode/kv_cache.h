@@ -1,5 +1,5 @@
-// The committed keys and values of a batch of sequences: one preallocated tensor per layer, so the
-// prefix is read in place, never concatenated.
+// The committed keys and values of a batch of sequences. Each layer has one preallocated tensor, so
+// the prefix is read in place and never concatenated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@ namespace blockscope {
 
 struct KvCacheShape {
   int64_t num_layers = 0;
-  int64_t num_sequences = 0;  // S, slots; a finished sequence's slot is closed up
+  int64_t num_sequences = 0;  // S, slots; the last slot fills that of a finished sequence
   int64_t num_kv_heads = 0;   // K
   int64_t capacity = 0;       // positions per sequence
   int64_t head_dim = 0;       // D
@@ -21,25 +21,25 @@ class KvCache {
  public:
   KvCache(const KvCacheShape& shape, at::ScalarType dtype, at::Device device = at::kCPU);
 
-  /// Writes k, v [1 or S', K, T, D] of slots [first_slot, first_slot + S') behind each slot's
-  /// committed length. Nothing is visible before `commit`.
+  /// Writes k, v [1 or S', K, T, D] of slots [first_slot, first_slot + S') after each slot's
+  /// committed positions. They become visible with `commit`.
   void store(int64_t layer, int64_t first_slot, const at::Tensor& k, const at::Tensor& v);
 
-  /// Makes T stored positions of a slot visible, once all layers have stored them.
+  /// Makes `length` stored positions of a slot visible. Call it once all layers have stored them.
   void commit(int64_t slot, int64_t length);
 
-  /// Closes the gap of a finished sequence: the last active slot moves to `slot`.
+  /// Removes a finished sequence: the last active slot moves to `slot`.
   void remove(int64_t slot);
 
   int64_t num_layers() const { return std::ssize(key_); }
   int64_t num_active() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_[static_cast<size_t>(slot)]; }
-  /// [num_active] int64, on the host: committed positions per slot, and `stored` ones behind them:
-  /// none, or [num_active] positions that this layer has stored and that are not committed yet.
+  /// [num_active] int64, on the host: committed positions per slot, plus `stored`. `stored`: empty,
+  /// or [num_active] positions that this layer has stored but that are not committed yet.
   at::Tensor lengths(const std::vector<int64_t>& stored = {}) const;
 
-  /// [num_active, K, N, D] views, N = longest of lengths(stored); entries behind a slot's own
-  /// length are not defined.
+  /// [num_active, K, N, D] views, N = longest of lengths(stored). Entries after a slot's own length
+  /// are not defined.
   at::Tensor key(int64_t layer, const std::vector<int64_t>& stored = {}) const;
   at::Tensor value(int64_t layer, const std::vector<int64_t>& stored = {}) const;
 
@@ -47,7 +47,7 @@ class KvCache {
   at::Tensor stored_key(int64_t layer, int64_t slot, int64_t stored) const;
   at::Tensor stored_value(int64_t layer, int64_t slot, int64_t stored) const;
 
-  /// Bytes a cache of this shape takes.
+  /// The bytes that a cache of this shape takes.
   static int64_t size_bytes(const KvCacheShape& shape, at::ScalarType dtype);
 
  private:

@@ -1,5 +1,5 @@
-// What the seams of blocks, canvases, drafts and their targets have in common: a pass over blocks
-// whose layers the observer may be shown, and the time of its attention.
+// What the seams of blocks, canvases, drafts and targets share: they show the layers of a pass to
+// the observer, and measure the time of its attention.
 #pragma once
 
 #include <cstdint>
@@ -23,22 +23,22 @@ class ObservedSeams : public ForwardSeams {
   explicit ObservedSeams(Watcher& watcher, bool shadow = false)
       : watcher_(watcher), shadow_(shadow) {}
 
-  /// The pass to come. `shown`: whether the observer sees inside its layers; it needs the context
-  /// then.
+  /// Begins a pass. `shown`: whether the observer sees inside its layers; then `context` must be
+  /// given.
   void begin(const PassContext* context, bool shown);
-  /// Whether the observer looks inside the layers of this pass; null: no.
+  /// Whether the observer looks inside the layers of this pass. False if `context` is null.
   bool looks_inside(const PassContext* context) const;
   bool shown() const { return shown_; }
   bool watched() const { return watcher_.observer() != nullptr; }
 
   /// Whether the exact weights of `external` are worth keeping for the observer.
   bool wants_weights(const AttentionInput& input, const ExternalKeys& external) const;
-  /// Shows what a layer used, and with a shadow the exact values. `rows` [R] int64 on the host: the
-  /// positions of its block of `block_length` that an exact pass computed; undefined: all.
+  /// Shows the values that a layer used, and with `shadow` the exact ones. `rows` [R] int64, on the
+  /// host: the positions that an exact pass computed, in a block of `block_length`; undefined: all.
   void show_attention(const AttentionInput& input, const ExternalKeys& external,
                       const AttentionParts& used, const at::Tensor& rows = {},
                       int64_t block_length = 0);
-  /// What of the residual stream that enters a layer the observer is shown, [S, B, hidden_size];
+  /// The part of a layer's incoming residual stream that the observer sees, [S, B, hidden_size];
   /// undefined: nothing.
   virtual at::Tensor shown_rows(const at::Tensor& hidden) const { return hidden; }
 

@@ -17,7 +17,7 @@ at::Tensor rows_of(const std::vector<int64_t>& values, const PassPlan& plan) {
   return at::tensor(values, at::kLong).view({plan.entries(), plan.rows.count});
 }
 
-/// What decides whether two passes do the same.
+/// Two passes of equal kinds do the same work.
 std::vector<int64_t> kind_of(const PassPlan& plan, const std::vector<int64_t>& same) {
   std::vector<int64_t> kind{plan.entries(), plan.rows.first, plan.rows.count};
   for (const SequencePass& pass : plan.context.sequences) kind.push_back(pass.context_length);
@@ -42,8 +42,8 @@ at::Tensor PassGraphs::repeatable(const PassPlan& plan, const std::vector<int64_
   if (!enabled_) return single(plan, seams);
   std::vector<int64_t> kind = kind_of(plan, same);
   if (kind != last_) {
-    // The first of its kind runs as it is: many a block ends here, and libraries that the pass
-    // calls choose their kernels and take their workspace at a first call.
+    // The first pass of a kind is not captured: many blocks end after it, and libraries choose
+    // their kernels and workspace at a first call.
     at::Tensor hidden = single(plan, seams);
     graph_.reset();
     last_ = std::move(kind);
@@ -62,9 +62,9 @@ at::Tensor PassGraphs::capture(const PassPlan& plan, ForwardSeams& seams) {
     graph_ =
         capture_graph(model_.device(), [&] { hidden_ = model_.forward(ids_, positions_, seams); });
   } catch (const c10::Error& error) {
-    // Nothing of the pass has run. What the device itself has against it is said again below.
+    // Nothing of the pass has run. If the device itself failed, the pass below fails again.
     const std::string reason = error.what_without_backtrace();
-    fmt::print(stderr, "decoding goes on without CUDA graphs: {}\n",
+    fmt::print(stderr, "decoding continues without CUDA graphs: {}\n",
                reason.substr(0, reason.find('\n')));
     enabled_ = false;
     return single(plan, seams);

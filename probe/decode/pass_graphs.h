@@ -1,6 +1,6 @@
 // Denoising passes of a device as CUDA graphs. The steps of a block do the same work on the same
-// memory, but for the token ids: the second of them is captured, the others are one launch each
-// instead of some ten a layer (docs/cuda.md, "Launches"). Bits are those of the pass itself.
+// memory; only the token ids differ. The second step is captured. Each later step is one launch,
+// instead of about ten a layer (docs/cuda.md, "Launches"). The results are bit-identical.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,15 +18,15 @@ namespace blockscope {
 
 class PassGraphs {
  public:
-  /// `wanted`: by the options. A model on the CPU, without kernels, or with experts (whose router
-  /// the host waits for) has none.
+  /// `wanted`: whether the options allow graphs. There are none for a model on the CPU, without
+  /// kernels, or with experts, because the host waits for their router.
   PassGraphs(const BlockDiffusionModel& model, bool wanted);
 
-  /// model.forward() of the plan's rows. `same`: what the pass's work depends on besides the plan's
-  /// rows and positions; two passes of one value do the same over the same tensors.
+  /// model.forward() of the plan's rows. `same`: what else the pass's work depends on, apart from
+  /// rows and positions. Passes with equal values run the same operators over the same tensors.
   at::Tensor repeatable(const PassPlan& plan, const std::vector<int64_t>& same,
                         ForwardSeams& seams);
-  /// The same of a pass that may be no graph, after which other passes do not do the same any more.
+  /// The same for a pass that must not be a graph. The next pass starts anew.
   at::Tensor single(const PassPlan& plan, ForwardSeams& seams);
 
  private:
@@ -34,10 +34,10 @@ class PassGraphs {
 
   const BlockDiffusionModel& model_;
   bool enabled_ = false;
-  std::vector<int64_t> last_;           // what the last pass was; empty: one that is not repeated
-  at::Tensor ids_, positions_;          // [entries, rows], what the graph reads
-  at::Tensor hidden_;                   // what it leaves behind
-  std::unique_ptr<DeviceGraph> graph_;  // of passes as the last one; null: not captured
+  std::vector<int64_t> last_;           // the kind of the last pass; empty: not repeatable
+  at::Tensor ids_, positions_;          // [entries, rows], read by the graph
+  at::Tensor hidden_;                   // written by the graph
+  std::unique_ptr<DeviceGraph> graph_;  // of passes of kind last_; null: not captured
 };
 
 }  // namespace blockscope

@@ -23,8 +23,8 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31U);
 }
 
-/// Logits over the temperature, as the official sampler divides them; where two different ones
-/// would both become infinite, their distances from the largest are divided instead.
+/// Logits divided by the temperature, as in the official sampler. If two different logits would
+/// both become infinite, their distances from the largest one are divided instead.
 at::Tensor divided(const at::Tensor& rows, double temperature) {
   constexpr double kSmall = 1e-6;
   if (temperature >= kSmall) return rows / temperature;
@@ -63,10 +63,10 @@ int64_t inverse_cdf(const float* probability, int64_t vocab, double u) {
     last = token;
     if (u < sum) return token;
   }
-  return last;  // u landed in the rounding gap below 1
+  return last;  // u is in the rounding gap below 1
 }
 
-/// The same of every row on a device, without waiting for it: probs [R, V], u [R].
+/// The same for every row on a device, without waiting for it: probs [R, V], u [R].
 at::Tensor inverse_cdf_there(const at::Tensor& probs, const std::vector<double>& u) {
   const at::Tensor draws = on_device(at::tensor(u, at::kDouble), probs.device()).unsqueeze(-1);
   const at::Tensor sums = probs.cumsum(-1, at::kDouble);
@@ -94,7 +94,7 @@ at::Tensor draw_tokens(const at::Tensor& logits, const SamplingOptions& options,
   return tokens;
 }
 
-/// [rows] float32 of probabilities [rows, V]; undefined where the confidence is the score.
+/// Scores [rows] float32 of probabilities [rows, V]; undefined if the confidence is the score.
 at::Tensor scores_of(const at::Tensor& probs, RankBy rank_by) {
   switch (rank_by) {
     case RankBy::kConfidence:
@@ -180,7 +180,7 @@ at::Tensor best_scores(const at::Tensor& logits, RankBy rank_by) {
   }
   if (logits.is_cpu()) return at::tensor(best_tokens(logits).probability);
   const at::Tensor rows = logits.to(at::kFloat);
-  return (rows.amax(-1) - at::logsumexp(rows, {-1})).exp();  // as best_tokens does it there
+  return (rows.amax(-1) - at::logsumexp(rows, {-1})).exp();  // as best_tokens does on a device
 }
 
 std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
@@ -195,7 +195,7 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
     return best_predictions(logits.flatten(0, 1), std::vector(static_cast<size_t>(sequences), all));
   }
   at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(at::kFloat);
-  // Before the temperature: a division may round two logits to the same number.
+  // Computed before the temperature, as a division may round two logits to the same number.
   const at::Tensor top1 = rows.argmax(-1);
   const bool greedy = options.temperature == 0.0 || options.top_k == 1;
   if (options.temperature != 0.0 && options.temperature != 1.0) {

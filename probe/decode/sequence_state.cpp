@@ -49,7 +49,7 @@ FinishReason finish_reason(const SequenceState& state, const DecodeOptions& opti
            options.stop_ids.end();
   });
   if (stopped) return FinishReason::stop;
-  // The last token is never an input: of an autoregressive run, and behind the last sub-block.
+  // In an autoregressive run, and after the last sub-block, the last token is never an input.
   const int64_t last = options.autoregressive() || options.sub_blocks() ? 1 : 0;
   const int64_t end = std::ssize(state.tokens) - last;
   return start_of(state, options) >= end ? FinishReason::length : FinishReason::unfinished;
@@ -145,8 +145,8 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   }
   if ((options.fuses_commits() || options.bidirectional) &&
       wants_commit(state, masks_in_block(state, options), options)) {
-    // To the sequence the block is as good as committed: its keys are stored in the pass of the
-    // next step, or are those of a canvas. If the sequence ends here, nobody reads them.
+    // From here on the block counts as committed. The pass of the next step stores its keys, or a
+    // canvas already holds them. If the sequence ends here, nobody reads them.
     const SequencePass commit = plan_pass(state, options, pass.context_length);
     if (options.fuses_commits()) state.uncommitted = commit;
     advance(state, commit, {}, options);

@@ -1,5 +1,5 @@
-// Where one sequence of a batch of blocks, or a canvas, stands, and what follows from that alone:
-// its next pass, what a pass changed, why it ended. No model, no tensors.
+// The state of one sequence of a batch, or of a canvas, and what follows from the state alone: its
+// next pass, what a pass changed, why the sequence ended. It needs no model and no tensors.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct SequenceState {
   int64_t prompt_length = 0;
   int64_t block = 0;
   int64_t step = 0;           // denoising steps done in this block
-  bool block_cached = false;  // a pass over the whole block left its keys in the block cache
-  std::optional<SequencePass> uncommitted;  // the block before, which the next pass commits beside
+  bool block_cached = false;  // a pass over the whole block has filled the block cache
+  std::optional<SequencePass> uncommitted;  // the block before, which the next pass also commits
   size_t replay_cursor = 0;
   ChoiceMemory memory;
 
@@ -30,25 +30,26 @@ struct SequenceState {
 
 SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& options);
 
-/// Whole prompt blocks; autoregressive: all but the last prompt token, which is the first input;
-/// bidirectional: nothing.
+/// The number of positions to prefill: the prompt's whole blocks. Autoregressive: all but the last
+/// prompt token, which is the first input. Bidirectional: none.
 int64_t prefill_length(const SequenceState& state, const DecodeOptions& options);
 
-/// The next pass over the sequence's block; remembers its input.
+/// The next pass over the sequence's block. Remembers its input.
 SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64_t context_length);
 
-/// What that pass, a denoising one, is decided from.
+/// The input from which the decision of a denoising pass is made.
 StepInput step_input(SequenceState& state, const SequencePass& pass, const DecodeOptions& options);
 
-/// After that pass: takes its tokens, goes on to the next block, says why the sequence ended.
+/// After a pass: takes its tokens, moves on to the next block, and sets the reason if the sequence
+/// has ended.
 void advance(SequenceState& state, const SequencePass& pass, const StepDecision& decision,
              const DecodeOptions& options);
 
-/// After the prefill, or a commit: the token that the block now begins with (sub-blocks only).
+/// After the prefill or a commit: sets the first token of the block (only with sub-blocks).
 void take_first_token(SequenceState& state, const StepDecision& decision,
                       const DecodeOptions& options);
 
-/// What a replay says that the block behind the committed one begins with.
+/// The recorded first token of block `block`, in a replay; none: not recorded.
 std::optional<NextToken> replayed_first_token(const SequenceState& state, int64_t block);
 
 }  // namespace blockscope

@@ -9,8 +9,8 @@
 namespace blockscope {
 namespace {
 
-/// [B, L + B]: -inf where a shadow row does not see a key, else 0. The keys of the canvas come in
-/// their stored order, the block's last.
+/// [B, L + B]: -inf if a shadow row does not see a key, else 0. The keys of the canvas are in their
+/// stored order, with the block's last.
 at::Tensor shadow_mask(const CanvasShape& shape) {
   const int64_t block = shape.block_length;
   at::Tensor mask = at::zeros({block, shape.length + block}, at::kFloat);
@@ -27,7 +27,7 @@ at::Tensor shadow_attention(int64_t layer, const AttentionLayer& weights, const 
   const int64_t block = keys.shape().block_length;
   const at::Tensor k = at::cat({keys.all_keys(layer), weights.key(x, rotary)}, 2);
   const at::Tensor v = at::cat({keys.all_values(layer), weights.value(x)}, 2);
-  // The query heads of a KV head side by side, as more rows of it.
+  // The query heads that share a KV head become more rows of that head.
   const at::Tensor q =
       weights.query(x, rotary).reshape({1, weights.num_kv_heads, group * block, weights.head_dim});
   const at::Tensor scores = (at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * weights.scale())

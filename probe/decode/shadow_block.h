@@ -1,7 +1,8 @@
 // WINO's second look (arXiv 2507.18578, section 3.2; Feng-Hong/WINO-DLLM `LLaDA/decoding.py:
-// decoding_wino`): B masks at the block's positions, behind the canvas in the same pass. They see
-// every key of the canvas but that of their own position, and one another; no row of the canvas
-// sees them. So they say what would stand at a position if its token were not there.
+// decoding_wino`): B extra masks at the block's positions, after the canvas in the same pass. A
+// shadow row sees the other shadow rows and every key of the canvas except that of its own
+// position. No row of the canvas sees the shadow rows. So they predict what a position would hold
+// if its token were unknown.
 #pragma once
 
 #include <ATen/core/Tensor.h>

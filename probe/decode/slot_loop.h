@@ -1,7 +1,7 @@
-// The loop over the slots of a batch: blocks (decoder.cpp), canvases (canvas_decoder.cpp) and the
-// rounds of a draft (probe/draft/draft_decoder.cpp). It prefills the slots, steps until every
-// sequence has ended, takes out those that have, asks after every pass whether to stop, and tells
-// what came out. A decoder says what a prefill and a step are.
+// The loop over the slots of a batch, for blocks (decoder.cpp), canvases (canvas_decoder.cpp) and
+// the rounds of a draft (probe/draft/draft_decoder.cpp). It prefills the slots, then steps until
+// every sequence has ended. It removes finished sequences, asks after every pass whether to stop,
+// and reports the outcomes. A decoder defines what a prefill and a step are.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -30,7 +30,7 @@ class SlotLoop {
   std::vector<DecodeOutcome> run() {
     const c10::InferenceMode guard;
     for (int64_t slot = 0; slot < std::ssize(active_) && !interrupted_; ++slot) prefill(slot);
-    retire();  // a replay may hold no step at all, and a prefill may find the stop token
+    retire();  // a replay may have no step at all, and a prefill may find the stop token
     while (!active_.empty() && !interrupted_) {
       step();
       retire();
@@ -44,21 +44,21 @@ class SlotLoop {
   }
 
  protected:
-  /// What the arguments refer to outlives the loop.
+  /// The arguments must outlive the loop.
   SlotLoop(int64_t& next_pass, const DecodeCallbacks& callbacks)
       : next_pass_(next_pass), watcher_(callbacks.observer), callbacks_(callbacks) {}
 
   virtual void prefill(int64_t /*slot*/) {}
-  /// Takes every sequence one step on, in one pass or a round of them.
+  /// Advances every sequence by one step, in one pass or one round of passes.
   virtual void step() = 0;
-  /// A finished sequence leaves the batch: the last slot moves to `slot`.
+  /// Called when a finished sequence leaves the batch: the last slot moves to `slot`.
   virtual void leave(int64_t slot) = 0;
 
   Sequence& active(int64_t slot) { return active_[static_cast<size_t>(slot)]; }
 
-  /// Passes over the first `total` tokens of a slot, `chunk` at a time. `pass(context, result, ids,
-  /// positions)` runs one, over ids [1, T] at positions [1, T], and adds to the result what it
-  /// decided.
+  /// Runs passes over the first `total` tokens of a slot, `chunk` at a time. `pass(context, result,
+  /// ids, positions)` runs one pass over ids [1, T] at positions [1, T], and adds its decisions to
+  /// the result.
   template <class Pass>
   void prefill_chunks(int64_t slot, int64_t total, int64_t chunk, const Pass& pass) {
     const Sequence& sequence = active(slot);

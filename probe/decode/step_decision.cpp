@@ -26,7 +26,7 @@ std::vector<float> density_of(const DecodeOptions& options, const StepInput& inp
                            {input.pass.block_start - input.prompt_length, rows});
 }
 
-/// The pass with the masks alone that it predicts and may fill; the others lose their prediction.
+/// The pass with only the masks that it predicts and may fill. The others lose their prediction.
 SequencePass open_masks(const StepInput& input, BlockPrediction& prediction) {
   SequencePass open = input.pass;
   for (size_t p = 0; p < input.predicted.size(); ++p) {
@@ -70,8 +70,8 @@ void check_finite(const StepInput& input, const BlockPrediction& prediction) {
     if (std::isfinite(prediction.top1_confidence[p])) continue;
     throw CheckpointError(fmt::format(
         "sequence {}, block {}, step {}, position {} of the block: expected finite logits, got "
-        "NaN or infinity. HINT: the weights hold such values (a conversion that went wrong), or "
-        "the model overflows its type: try float32",
+        "NaN or infinity. HINT: the weights contain such values (a failed conversion), or the "
+        "model overflows its type: try float32",
         pass.sequence, pass.block, pass.step, p));
   }
 }
@@ -94,7 +94,7 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
   return decision;
 }
 
-/// WINO's narrow out: what of the block's tokens the shadow positions find unlikely.
+/// WINO's narrow out: the tokens of the block that the shadow positions find unlikely.
 std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepInput& input,
                                        int64_t accepted) {
   const auto begin = input.tokens.begin() + input.pass.block_start;
@@ -117,8 +117,8 @@ std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepI
   return revoked;
 }
 
-/// KLASS: how far each position that the pass predicts moved since the step that predicted it last.
-/// `distributions` [B, V] of the block.
+/// KLASS: measures how far each predicted position moved since the step that predicted it last.
+/// `distributions` [B, V]: the block's.
 void observe_klass(const DecodeOptions& options, const StepInput& input,
                    const at::Tensor& distributions, BlockPrediction& prediction) {
   KlassMemory& memory = input.memory.klass;
@@ -143,7 +143,7 @@ void observe_klass(const DecodeOptions& options, const StepInput& input,
     const auto p = static_cast<size_t>(index[i]);
     if (known[i]) prediction.kl[p] = kl[i];
     prediction.moved[p] = kl[i];
-    // Nothing is stable at a block's first steps, however long its history.
+    // Nothing is stable at a block's first steps, even with a longer history.
     prediction.stable[p] =
         input.pass.step >= unmasking.kl_history &&
         memory.stable(positions[i], unmasking.kl_threshold, unmasking.kl_history);
@@ -151,7 +151,7 @@ void observe_klass(const DecodeOptions& options, const StepInput& input,
   if (input.behind.empty()) return;
   at::Tensor behind;
   SamplingOptions sampling = options.sampling;
-  sampling.top_k = 1;  // the distribution counts, no token is drawn from it
+  sampling.top_k = 1;  // only the distribution is needed, so no token is drawn
   predict_tokens(input.behind_logits.unsqueeze(0), sampling, {StreamId{}},
                  prediction_needs(unmasking), &behind);
   memory.update(input.behind, behind.squeeze(0));
@@ -173,7 +173,7 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
       continue;
     }
     decision.transferred.push_back(position);
-    decision.selected.push_back(position);  // [MASK] that was chosen is not known of a replay
+    decision.selected.push_back(position);  // a replay does not know chosen [MASK] tokens
     decision.prediction.token[static_cast<size_t>(position)] = step.tokens[i];
     decision.prediction.confidence[static_cast<size_t>(position)] = step.confidence[i];
   }
@@ -196,7 +196,7 @@ at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInpu
   return shown;
 }
 
-/// Which positions the logits [R, V] of a pass that predicts masks alone are of, by sequence.
+/// By sequence, the positions of the logits [R, V] of a pass that predicts masks alone.
 std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs) {
   std::vector<std::vector<bool>> predicted;
   for (const StepInput& input : inputs) predicted.push_back(input.predicted);

@@ -1,9 +1,9 @@
 // Sub-blocks and the token shift of Fast-dLLM v2
 // (`modeling.py:Fast_dLLM_QwenForCausalLM.generate`), as pure functions. The logits of position p
-// predict position p + 1. A block is filled sub-block by sub-block, left to right; its first token
-// is known from the pass that stored what stands before it. With the block cache, a denoising pass
-// computes only the sub-block that it fills, and the keys of the other rows are those of the last
-// pass that computed them.
+// predict position p + 1. A block is filled sub-block by sub-block, from left to right. The pass
+// that stored the positions before a block also predicts its first token. With the block cache, a
+// denoising pass computes only the sub-block that it fills. The keys of the other rows come from
+// the last pass that computed them.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,24 @@ struct RowRange {
   int64_t count = 0;
 };
 
-/// `masked` [B], but only of the first sub-block that holds a mask: tokens are chosen there.
+/// The masks of the first sub-block that has any, [B]. Only they may take tokens.
 std::vector<bool> open_positions(const std::vector<bool>& masked, int64_t sub_block_length);
 
-/// The rows that a denoising pass computes: all of them; where the block's keys are `cached` and
-/// the first token of the sub-block that is filled is known, only that sub-block.
+/// The rows that a denoising pass computes. They are only the sub-block being filled if the block's
+/// keys are `cached` and the sub-block's first token is known; else all rows.
 RowRange rows_to_compute(const std::vector<bool>& masked, int64_t sub_block_length, bool cached);
 
-/// For each of the computed rows' positions the row, counted in the pass, whose logits predict it:
-/// the one before. The first has none in the pass, and gets its own (predicted_positions).
+/// For each position of the computed rows, the row (counted in the pass) whose logits predict it:
+/// the row before. The first position has no such row and gets its own (predicted_positions).
 std::vector<int64_t> predicting_rows(const RowRange& computed);
 
-/// [B]: the positions of the computed rows but the first. The first only where it is a mask (the
-/// model predicted [MASK] as a block's first token): it takes the prediction of its own row, as the
-/// official code has it.
+/// [B]: the positions that the pass predicts: those of the computed rows without the first. The
+/// first is included only if it is a mask, because the model predicted [MASK] as the block's first
+/// token. As in the official code, it then takes the prediction of its own row.
 std::vector<bool> predicted_positions(const std::vector<bool>& masked, const RowRange& computed);
 
-/// Whether a stop token stands behind `prompt_length` and no mask before the first of them.
+/// Whether there is a stop token after the prompt, and no mask between the prompt and the first
+/// stop token.
 bool stop_reached(const std::vector<int64_t>& tokens, int64_t prompt_length,
                   const std::vector<int64_t>& stop_ids, int64_t mask_token_id);
 

@@ -22,7 +22,7 @@ at::Tensor cosines(const at::Tensor& a, const at::Tensor& b) {
   return (x * y).sum(-1) / norm;
 }
 
-/// Their mean over `positions`: a float32 where they are, which nobody waits for.
+/// The mean cosine over `positions`: a float32 on the tensors' device, without waiting for it.
 at::Tensor mean_cosine(const at::Tensor& a, const at::Tensor& b,
                        const std::vector<int64_t>& positions) {
   if (positions.empty()) {
@@ -32,13 +32,13 @@ at::Tensor mean_cosine(const at::Tensor& a, const at::Tensor& b,
   return cosines(a.index_select(1, index), b.index_select(1, index)).mean().to(at::kFloat);
 }
 
-/// Likewise over the rows that `present` [R] bool names.
+/// The mean cosine over the rows that are true in `present` [R] bool.
 at::Tensor mean_cosine_where(const at::Tensor& a, const at::Tensor& b, const at::Tensor& present) {
   const at::Tensor theirs = cosines(a, b).masked_fill(present.logical_not(), 0.0);
   return (theirs.sum() / present.sum()).to(at::kFloat);  // 0 / 0 of none is NaN
 }
 
-/// Positions of [0, length) that are not in `written`, which is ascending.
+/// The positions of [0, length) that are not in `written`, which is ascending.
 std::vector<int64_t> kept(const std::vector<int64_t>& written, int64_t length) {
   std::vector<int64_t> result;
   for (int64_t p = 0; p < length; ++p) {
@@ -47,7 +47,7 @@ std::vector<int64_t> kept(const std::vector<int64_t>& written, int64_t length) {
   return result;
 }
 
-/// The same where a device chose some of them, [length] bool there.
+/// The same if a device chose some of the written positions: [length] bool, on that device.
 at::Tensor kept(const std::vector<int64_t>& written, const at::Tensor& chosen, int64_t length) {
   const at::Tensor stays =
       at::ones({length}, chosen.options().dtype(at::kBool)).index_fill_(0, chosen, 0);

@@ -1,6 +1,6 @@
-// How stale a bidirectional model's cache is: after a pass with it, the same input once more
-// through the whole canvas without one, compared layer by layer. What --shadow does for policies,
-// for caches; costs a full pass a step.
+// How stale a bidirectional model's cache is. After a pass with the cache, the same input goes
+// through the whole canvas without it, and the layers are compared. This is --shadow for caches. It
+// costs a full pass per step.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace blockscope {
 
-/// `tokens` [L]: the canvas as the pass saw it; `keys` and `seams` as the pass left them. On a
-/// device nobody waits for what is returned.
+/// `tokens` [L]: the canvas as the pass saw it; `keys` and `seams`: their state after the pass. The
+/// host does not wait for a device.
 Staleness measure_staleness(const BlockDiffusionModel& model, const std::vector<int64_t>& tokens,
                             const CanvasKeys& keys, const CanvasSeams& seams);
 

@@ -1,4 +1,4 @@
-// Who watches a run, and the time without them: what an observer does is no part of a pass.
+// The observer of a run, and times that leave its own work out of a pass.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace blockscope {
 
-/// The observer of a run, or none, and the time that it has taken.
+/// The observer of a run, or none, and the time that it took so far.
 class Watcher {
  public:
   explicit Watcher(DecodeObserver* observer) : observer_(observer) {}
@@ -19,7 +19,7 @@ class Watcher {
   const DecodeObserver* observer() const { return observer_; }
   int64_t elapsed_ns() const { return elapsed_ns_; }
 
-  /// Calls `show` with the observer, where there is one.
+  /// Calls `show` with the observer, if there is one.
   template <class Show>
   void show(const Show& show) {
     if (observer_ == nullptr) return;
@@ -32,7 +32,7 @@ class Watcher {
   int64_t elapsed_ns_ = 0;
 };
 
-/// Adds the wall time of a scope to a counter, without what the watcher takes in it.
+/// Adds the wall time of a scope to a counter, without the observer's time in the scope.
 class UnwatchedStopwatch {
  public:
   UnwatchedStopwatch(int64_t& total_ns, const Watcher& watcher)

@@ -24,7 +24,7 @@ constexpr uint64_t kSeed = 17;
 int64_t median(std::vector<int64_t> times) {
   const auto middle = times.begin() + std::ssize(times) / 2;
   std::nth_element(times.begin(), middle, times.end());
-  return std::max<int64_t>(*middle, 1);  // a clock's tick may be longer than a tiny pass
+  return std::max<int64_t>(*middle, 1);  // a tiny pass may be shorter than the clock's tick
 }
 
 class CostMeter {
@@ -50,12 +50,12 @@ class CostMeter {
       const Stopwatch watch(elapsed);
       target_seams_.begin_pass(nullptr, 0, length);
       hidden_ = target_.forward(tokens, positions(length), target_seams_);
-      best_tokens(target_.logits(hidden_[0]));  // on the host, so that a device has ended, too
+      best_tokens(target_.logits(hidden_[0]));  // copies to the host, so it waits for a device
     }
     return elapsed;
   }
 
-  /// Behind a target's pass over as many positions.
+  /// Call it after a target's pass over as many positions.
   int64_t draft_pass(int64_t length) {
     int64_t elapsed = 0;
     at::Tensor block = at::full({1, length}, draft_.draft().mask_token_id, at::kLong);
@@ -132,7 +132,7 @@ void measure_draft_cost(const BlockDiffusionModel& target, const DraftModel& dra
   for (int turn = 0; turn < kMostTurns; ++turn) {
     if (turn >= kFewestTurns && std::chrono::steady_clock::now() - begin > kEnough) break;
     for (size_t i = 0; i < costs.size(); ++i) {
-      // The first round leaves the caches of the machine as a run of such rounds does.
+      // The first round brings the machine's caches into the state of a longer run.
       for (const bool counts : {false, true}) {
         const int64_t of_target = meter.target_pass(costs[i].block_length);
         const int64_t of_draft =

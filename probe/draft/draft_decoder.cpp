@@ -19,7 +19,7 @@ KvCacheShape shape_of(const ModelConfig& config, int64_t slots, int64_t capacity
   return {config.num_layers, slots, config.num_kv_heads, capacity, config.head_dim};
 }
 
-/// What a draft made of the blocks of all active sequences.
+/// The draft's tokens for the blocks of all active sequences.
 struct Drafted {
   std::vector<std::vector<int64_t>> tokens;    // [S][B - 1], ids of the target
   std::vector<std::vector<float>> confidence;  // [S][B - 1]
@@ -27,12 +27,12 @@ struct Drafted {
   int64_t ns = 0;
 };
 
-/// What the target made of them.
+/// The target's pass over them.
 struct Verified {
   at::Tensor hidden;                    // [S, B, hidden_size]
   at::Tensor logits;                    // [S, B, V]
   std::vector<BlockPrediction> chosen;  // [S][B], the target's choice after each row
-  std::vector<int64_t> kept;            // [S], the certain token and the accepted ones
+  std::vector<int64_t> kept;            // [S], number of accepted tokens, plus the certain one
   int64_t ns = 0;
 };
 
@@ -60,7 +60,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
   bool records_target() const { return run_.recorded == RecordedModel::target; }
   int64_t mask() const { return draft_.draft().mask_token_id; }
 
-  /// A round's passes of all active sequences.
+  /// The context of a round's pass over all active sequences.
   PassContext round_context(PassKind kind) {
     PassContext context{next_pass_++, {}};
     for (const RoundState& state : active_) {
@@ -89,8 +89,8 @@ class RoundLoop final : public SlotLoop<RoundState> {
     return at::tensor(positions, at::kLong).view({-1, block_});
   }
 
-  /// What of the pass's keys and hidden states [S, T, hidden_size] belongs to tokens that stay: the
-  /// first counts[s] of the sequences from `slot` on, which stand at `positions` [S, T].
+  /// Keeps the pass's keys and hidden states [S, T, hidden_size] of tokens that stay: the first
+  /// counts[s] positions of the sequences from `slot` on. `positions` [S, T]: those of the pass.
   void keep(const PassContext& context, int64_t slot, const at::Tensor& hidden,
             const at::Tensor& positions, const std::vector<int64_t>& counts) {
     const int64_t most = *std::max_element(counts.begin(), counts.end());
@@ -114,8 +114,8 @@ class RoundLoop final : public SlotLoop<RoundState> {
     }
   }
 
-  /// How many of the counts[s] positions lie before the answer's last possible one: a round may
-  /// accept tokens after it, which no frame and no trace has a place for.
+  /// How many of the counts[s] positions are before the answer's last possible one. A round may
+  /// accept tokens after it, but frames and traces have no place for them.
   std::vector<int64_t> inside_answer(const PassContext& context, int64_t slot,
                                      std::vector<int64_t> counts) const {
     for (int64_t s = 0; s < std::ssize(counts); ++s) {
@@ -128,7 +128,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
     return counts;
   }
 
-  /// The first counts[s] of key, value [K, T or more, D] of the pass's sequence s.
+  /// Shows the first counts[s] of key, value [K, T or more, D] of the pass's sequence s.
   void show_keys(const PassContext& context, int64_t s, int64_t layer, const at::Tensor& key,
                  const at::Tensor& value, const std::vector<int64_t>& counts) {
     const SequencePass& pass = context.sequences[static_cast<size_t>(s)];
@@ -220,7 +220,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
       ids.push_back(active_[s].tokens.back());
       ids.insert(ids.end(), drafted.tokens[s].begin(), drafted.tokens[s].end());
     }
-    // Without drafts a round has no step for observers, whose commit alone nobody looks into.
+    // A round without drafted tokens has no step, and observers never look into a commit alone.
     target_seams_.begin_pass(records_target() && block_ > 1 ? &context : nullptr, 0, block_);
     verified.hidden = target_.forward(at::tensor(ids, at::kLong).view({-1, block_}),
                                       block_positions(), target_seams_);
@@ -233,8 +233,8 @@ class RoundLoop final : public SlotLoop<RoundState> {
     }
   }
 
-  /// The target's choice behind each row. Draw 0 is the prefill's, then comes another one in each
-  /// round, so that no two tokens hang on the same random numbers.
+  /// The target's choice after each row. The prefill uses draw 0 and each round a new one, so no
+  /// two tokens depend on the same random numbers.
   std::vector<BlockPrediction> choose(const at::Tensor& logits) const {
     std::vector<StreamId> streams;
     for (const RoundState& state : active_) {
@@ -247,9 +247,9 @@ class RoundLoop final : public SlotLoop<RoundState> {
     return chosen;
   }
 
-  /// A round.
+  /// Runs a round.
   void step() override {
-    // The numbers of a round's passes are the same whichever model is recorded.
+    // The numbers of a round's passes do not depend on the recorded model.
     const PassContext denoising = round_context(PassKind::denoise);
     if (block_ == 1) --next_pass_;  // nothing is drafted
     const PassContext committing = round_context(PassKind::commit);
@@ -257,10 +257,10 @@ class RoundLoop final : public SlotLoop<RoundState> {
     draft_blocks(denoising, drafted);
     Verified verified;
     verify(denoising, drafted, verified);
-    // Before the pass stores keys: a trace's row has those that it stored itself.
+    // Reported before the commit stores keys: a trace's row has only those that it stored itself.
     if (watched() && block_ > 1) report_drafts(denoising, drafted, verified);
     const bool drafts_here =
-        records_target() && block_ > 1;  // the other pass has no row of its own
+        records_target() && block_ > 1;  // the commit's row has the draft's time
     PassResult result{committing, block_, 0, drafts_here ? 0.0 : rows_of_round(),
                       drafts_here ? drafted.ns : verified.ns};
     {
@@ -274,8 +274,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
     report(result);
   }
 
-  /// Ends the round of sequence s: takes the drafts that are kept, and the target's token after
-  /// them.
+  /// Ends the round of sequence s: takes the accepted drafted tokens and the target's next token.
   StepDecision accept(size_t s, const Drafted& drafted, const Verified& verified) {
     RoundState& state = active_[s];
     const auto own = drafted.tokens[s].begin();
@@ -293,7 +292,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
 
   double rows_of_round() const { return static_cast<double>(std::ssize(active_) * block_); }
 
-  /// The denoising rows, once the target has judged the drafts.
+  /// Reports the denoising rows, after the target has judged the drafted tokens.
   void report_drafts(const PassContext& context, const Drafted& drafted, const Verified& verified) {
     PassResult result{
         context,
@@ -337,7 +336,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
   const BlockDiffusionModel target_;
   const DraftModel draft_;
   KvCache target_cache_;
-  KvCache context_;  // the draft's keys of the target's hidden states
+  KvCache context_;  // the draft's keys and values, made from the target's hidden states
   TargetSeams target_seams_;
   DraftSeams draft_seams_;
 };

@@ -13,7 +13,8 @@
 namespace blockscope {
 namespace {
 
-/// d2t holds what is added to the draft's id (speculators `DraftVocabMixin`).
+/// d2t holds offsets: the target's id is the draft's id plus its entry (speculators
+/// `DraftVocabMixin`).
 at::Tensor read_target_ids(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config();
   const int64_t size = config.draft->draft_vocab_size;
@@ -34,8 +35,8 @@ at::Tensor read_target_ids(const Checkpoint& checkpoint) {
     id[i] += inside ? i : 0;
     if (!inside || taken[static_cast<size_t>(id[i])]) {
       throw CheckpointError(fmt::format(
-          "{}: entry {}: expected what leads to a token below {} that no other entry leads to, got "
-          "{}. HINT: fetch the draft again",
+          "{}: entry {}: expected an offset to a token below {} that no other entry gives, got {}. "
+          "HINT: fetch the draft again",
           where, i, config.vocab_size, inside ? id[i] - i : id[i]));
     }
     taken[static_cast<size_t>(id[i])] = true;

@@ -1,7 +1,7 @@
-// A DFlash draft (arXiv 2602.06036; `dflash/model.py:DFlashDraftModel`): Qwen3 layers whose
-// queries, and internal keys, are of the drafted block, and whose external keys are projections of
-// its target's hidden states. Without a vocabulary of its own it takes embedding and LM head from
-// the target.
+// A DFlash draft (arXiv 2602.06036; `dflash/model.py:DFlashDraftModel`). It consists of Qwen3
+// layers. Their queries and internal keys come from the drafted block; their external keys are
+// projections of the target's hidden states. A draft without its own vocabulary uses the target's
+// embedding and LM head.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,11 +16,11 @@ namespace blockscope {
 
 class DraftModel {
  public:
-  /// A checkpoint whose config has a draft. Throws CheckpointError where d2t doesn't map into the
-  /// vocabulary.
+  /// Loads a checkpoint whose config describes a draft. Throws CheckpointError if d2t doesn't map
+  /// into the vocabulary.
   static DraftModel load(const Checkpoint& checkpoint, at::ScalarType dtype,
                          at::Device device = at::kCPU);
-  /// Of a model that holds the draft's weights, which are used as they are; for a draft with its
+  /// Makes a draft from a model that holds its weights, which are used unchanged. The draft has its
   /// target's vocabulary.
   explicit DraftModel(BlockDiffusionModel body);
   DraftModel packed() &&;
@@ -30,20 +30,21 @@ class DraftModel {
   const BlockDiffusionModel& body() const { return body_; }
   int64_t weight_bytes() const { return body_.weight_bytes(); }
 
-  /// Throws CheckpointError naming what differs where the draft was not made for this target:
-  /// hidden size, vocabulary, number of layers, and the digest, where the draft says which.
+  /// Throws a CheckpointError that names the difference if the draft was not made for this target.
+  /// Compares hidden size, vocabulary, number of layers, and the digest, if the draft names one.
   void check_target(const ModelConfig& target, const std::string& digest) const;
 
-  /// taps [1, T, layers * hidden_size], the target's hidden states behind the draft's target
-  /// layers -> context features [1, T, hidden_size], which every layer takes keys and values of.
+  /// taps [1, T, layers * hidden_size], the target's hidden states after the draft's target layers
+  /// -> context features [1, T, hidden_size]. Every layer of the draft projects its external keys
+  /// and values from them.
   at::Tensor context_features(const at::Tensor& taps) const;
 
   /// tokens int64 [1, B] of the target's vocabulary -> [1, B, hidden_size].
   at::Tensor embed(const at::Tensor& tokens, const BlockDiffusionModel& target) const;
   /// hidden [..., hidden_size] -> logits [..., draft vocabulary].
   at::Tensor logits(const at::Tensor& hidden, const BlockDiffusionModel& target) const;
-  /// Entry i: the target's id of the draft's token i, int64 [draft vocabulary] on the host;
-  /// undefined: they are the same.
+  /// Entry i is the target's id of the draft's token i, int64 [draft vocabulary] on the host.
+  /// Undefined: the ids are the same.
   const at::Tensor& target_ids() const { return target_ids_; }
 
   /// The same draft for sequences of up to `length` positions (BlockDiffusionModel).

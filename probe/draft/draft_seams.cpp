@@ -14,9 +14,8 @@ ExternalKeys external_of(const KvCache& cache, int64_t layer) {
   return {cache.key(layer), cache.value(layer), cache.lengths()};
 }
 
-/// The parts of a causal pass: the keys before it (external), and of the pass's own keys those up
-/// to each row (internal), row by row, as split_attention has no mask. `out` is the caller's to
-/// fill.
+/// The parts of a causal pass: the keys before it (external), and its own keys up to each row
+/// (internal). It goes row by row, as split_attention has no mask. The caller fills `out`.
 AttentionParts causal_parts(const AttentionInput& input, const ExternalKeys& external) {
   const at::Tensor no_key = input.k.narrow(2, 0, 0);
   const at::Tensor no_value = input.v.narrow(2, 0, 0);
@@ -68,7 +67,7 @@ at::Tensor TargetSeams::attention(const AttentionInput& input) {
   return out;
 }
 
-/// The observer alone needs the parts.
+/// Only the observer needs the parts.
 void TargetSeams::show_causal(const AttentionInput& input, const at::Tensor& out) {
   watcher_.show([&](DecodeObserver& observer) {
     const ExternalKeys external = external_of(cache_, input.layer);

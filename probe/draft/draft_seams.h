@@ -10,17 +10,17 @@
 
 namespace blockscope {
 
-/// A target's pass over positions behind its cache, each of which sees itself and what stands
-/// before it. Their keys are stored, and stay invisible until somebody commits those of accepted
-/// tokens. Whoever watches sees the committed keys as external ones and the pass's own, of which a
-/// row sees those up to itself, as internal ones.
+/// A target's pass over the positions after its cache. Each position sees itself and everything
+/// before it. The pass stores the keys, which stay invisible until those of accepted tokens are
+/// committed. For observers, the committed keys are external. The pass's own keys are internal; a
+/// row sees those up to itself.
 class TargetSeams : public ObservedSeams {
  public:
-  /// `layers`: whose outputs are kept, of `num_layers`.
+  /// `layers`: the layers whose outputs are kept.
   TargetSeams(KvCache& cache, std::vector<int64_t> layers, int64_t num_layers, Watcher& watcher);
 
-  /// Over `length` positions of the active slots from `first_slot` on. `context`: null: shown to
-  /// nobody.
+  /// Begins a pass over `length` positions of the active slots from `first_slot` on. `context`:
+  /// null to hide the pass from observers.
   void begin_pass(const PassContext* context, int64_t first_slot, int64_t length);
   at::Tensor attention(const AttentionInput& input) override;
   void before_layer(int64_t layer, const at::Tensor& hidden) override;
@@ -41,7 +41,7 @@ class DraftSeams : public ObservedSeams {
  public:
   DraftSeams(const KvCache& context, Watcher& watcher);
 
-  /// `context`: null: shown to nobody.
+  /// Begins a pass. `context`: null to hide it from observers.
   void begin_round(const PassContext* context);
   at::Tensor attention(const AttentionInput& input) override;
 

@@ -1,4 +1,4 @@
-// How a draft's distributions and its target's stand to each other, position by position.
+// Compares a draft's distributions with its target's, position by position.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,9 +12,9 @@ namespace blockscope {
 
 /// Row i of both logits predicts position i + 1 of the block: draft [B - 1, draft vocabulary],
 /// target [B or more, vocabulary]. drafted, chosen: the B - 1 tokens that the draft and the target
-/// took there, of the target's vocabulary; confidence: the drafted ones' under the draft.
-/// target_ids: DraftModel::target_ids(). Softmax and entropy in float32, before any temperature; a
-/// rank counts the tokens of larger logits.
+/// took at these positions, as ids of the target. confidence: the drafted tokens' probabilities
+/// under the draft. target_ids: DraftModel::target_ids(). Softmax and entropy are float32, before
+/// any temperature. A rank is the number of tokens with larger logits.
 DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& target_logits,
                          const std::vector<int64_t>& drafted, const std::vector<float>& confidence,
                          const std::vector<int64_t>& chosen, const at::Tensor& target_ids);

@@ -1,4 +1,4 @@
-// The hidden states of a target that its draft reads.
+// The hidden states of a target that its draft reads as context.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +10,14 @@ namespace blockscope {
 
 class HiddenTaps {
  public:
-  /// `layers`: whose outputs are kept, of `num_layers`.
+  /// `layers`: the layers whose outputs are kept.
   HiddenTaps(std::vector<int64_t> layers, int64_t num_layers);
 
   void begin_pass();
-  /// From ForwardSeams::before_layer of a pass.
+  /// Call it from ForwardSeams::before_layer.
   void before_layer(int64_t layer, const at::Tensor& hidden);
-  /// The kept outputs of the pass side by side, [S, T, layers * hidden_size]; `last`: what the
-  /// model returned, which stands for the last layer's output (with the final norm, as in
+  /// The kept outputs of the pass, concatenated to [S, T, layers * hidden_size]. `last`: the
+  /// model's result, which serves as the last layer's output (after the final norm, as in
   /// transformers).
   at::Tensor side_by_side(const at::Tensor& last) const;
 

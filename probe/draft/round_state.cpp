@@ -8,8 +8,7 @@
 namespace blockscope {
 namespace {
 
-/// The tokens that a replay decided, from the first one to the last that has none missing before
-/// it.
+/// The tokens that a replay decided, up to the first missing one.
 std::vector<int64_t> replayed_answer(const DecodeRequest& request, int64_t mask_token_id) {
   std::vector<int64_t> answer(static_cast<size_t>(request.gen_length), mask_token_id);
   const int64_t prompt_length = std::ssize(request.prompt);
@@ -69,7 +68,7 @@ StepDecision RoundState::decision(const std::vector<int64_t>& predicted,
                                confidence.begin() + (block_length - 1));
   prediction.top1 = prediction.token;
   prediction.top1_confidence = prediction.confidence;
-  // What lies behind the answer's end was accepted too, and is no part of it.
+  // Accepted tokens after the answer's end are not part of it.
   for (int64_t p = 1; p <= accepted && start() + p < end; ++p) decision.transferred.push_back(p);
   return decision;
 }

@@ -17,7 +17,8 @@ at::Tensor heads_of(const at::Tensor& flat, int64_t heads, int64_t head_dim) {
   return flat.view({flat.size(0), flat.size(1), heads, head_dim}).transpose(1, 2);
 }
 
-/// Whether a derivative may be asked for: the fallbacks have one, the one-pass operators have none.
+/// Whether autograd may need a derivative. The fallbacks have one; the one-pass operators have
+/// none.
 bool is_trained(const at::Tensor& x, const at::Tensor& weight) {
   const bool asked = x.requires_grad() || (weight.defined() && weight.requires_grad());
   return c10::GradMode::is_enabled() && asked;
@@ -61,7 +62,7 @@ HeadsToRotate AttentionLayer::key_heads(const at::Tensor& flat) const {
           k_norm.weight_before_cast};
 }
 
-/// Queries, keys and values of the rows, [S, T, heads * D], in as few products as there can be.
+/// Queries, keys and values of the rows, [S, T, heads * D], in as few products as possible.
 std::vector<at::Tensor> AttentionLayer::products(const at::Tensor& x) const {
   if (qkv_proj.defined()) {
     const int64_t keys = num_kv_heads * head_dim;

@@ -1,5 +1,5 @@
-// The projections of one attention layer: what a layer does to its input before and behind the
-// attention itself, for all rows of a pass or, where a cache keeps some, for a part of them.
+// The projections of one attention layer: what a layer does to its input before and after the
+// attention itself. A cache that keeps rows projects only a part of a pass's rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,16 +12,17 @@
 
 namespace blockscope {
 
-/// cos and sin of the rows' positions, [S, 1, T, R]: the first R of a head's D channels turn.
+/// cos and sin of the rows' positions, [S, 1, T, R]. The first R of a head's D channels are
+/// rotated.
 struct RotaryRows {
   at::Tensor cos, sin;
 
-  /// Those of the rows `index` [N] int64, which may be on the host: [S, 1, N, R].
+  /// The values for the rows `index` [N] int64, which may be on the host: [S, 1, N, R].
   RotaryRows rows(const at::Tensor& index) const;
 };
 
-/// Root mean square norm over the last dimension, in float32 inside. SDAR multiplies by the weight
-/// before casting back, Qwen3 and LLaDA after; equal in float32.
+/// Root mean square norm over the last dimension, computed in float32. SDAR multiplies by the
+/// weight before it casts back, Qwen3 and LLaDA after it. In float32 both are equal.
 struct RmsNorm {
   at::Tensor weight;  // [width]
   double eps = 0.0;
@@ -29,7 +30,7 @@ struct RmsNorm {
 
   bool defined() const { return weight.defined(); }
   at::Tensor operator()(const at::Tensor& x) const;
-  /// Of x + y, and x + y itself.
+  /// The norm of x + y, and x + y itself.
   SumAndNorm of_sum(const at::Tensor& x, const at::Tensor& y) const;
 };
 
@@ -38,22 +39,22 @@ struct RmsNorm {
 struct AttentionLayer {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   Linear q_proj, k_proj, v_proj, o_proj;
-  Linear qkv_proj;                 // of the same weights (pack()), undefined without
-  RmsNorm q_norm, k_norm;          // over D, undefined without
+  Linear qkv_proj;                 // q, k and v as one layer (pack()); may be undefined
+  RmsNorm q_norm, k_norm;          // over D; may be undefined
   bool rotate_in_float32 = false;  // LLaDA: q and k are rotated before they are rounded
 
   struct Projections {
     at::Tensor q, k, v;
   };
-  /// query, key and value of the same rows, in one pass over their weights.
+  /// Query, key and value of the same rows, with one read of their weights.
   Projections project(const at::Tensor& x, const RotaryRows& rotary) const;
   at::Tensor query(const at::Tensor& x, const RotaryRows& rotary) const;  // [S, H, T, D]
   at::Tensor key(const at::Tensor& x, const RotaryRows& rotary) const;    // [S, K, T, D]
   at::Tensor value(const at::Tensor& x) const;                            // [S, K, T, D]
   /// z [S, H, T, D], the attention's output -> [S, T, hidden_size].
   at::Tensor output(const at::Tensor& z) const;
-  double scale() const;  // of the softmax: 1 / sqrt(D)
-  void pack();           // its linear layers; on a device the first three become one
+  double scale() const;  // scale of the softmax: 1 / sqrt(D)
+  void pack();           // packs its linear layers; on a device q, k and v become one
 
  private:
   std::vector<at::Tensor> products(const at::Tensor& x) const;

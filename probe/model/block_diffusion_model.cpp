@@ -97,7 +97,7 @@ AttentionLayer BlockDiffusionModel::attention_of(const std::string& prefix) cons
 }
 
 BlockDiffusionModel BlockDiffusionModel::packed() && {
-  weights_.clear();  // so that every weight goes as soon as its packed form is there
+  weights_.clear();  // frees every weight as soon as its packed form exists
   for (Layer& layer : layers_) {
     layer.attention.pack();
     std::visit([](auto& part) { part.pack(); }, layer.feed_forward);
@@ -125,7 +125,7 @@ at::Tensor BlockDiffusionModel::weight(const std::string& name) const {
   const auto found = weights_.find(name);
   if (found == weights_.end()) {
     throw CheckpointError("weights: expected tensor " + name +
-                          ", got none. HINT: the checkpoint's config.json and tensors disagree");
+                          ", got none. HINT: the checkpoint's tensors do not fit its config.json");
   }
   return found->second;
 }

@@ -1,7 +1,6 @@
-// The decoder of all families (family_table.h), driven by ModelConfig: RMSNorm, QK-norm per head
-// before RoPE, GQA, explicit head_dim, rotate-half RoPE of all or the first channels, SwiGLU or
-// experts, tied or own LM head. What the queries may attend to is not its business: that is
-// ForwardSeams::attention.
+// The transformer of all families (family_table.h), driven by ModelConfig: RMSNorm, QK-norm per
+// head before RoPE, GQA, explicit head_dim, rotate-half RoPE of all or the first channels, SwiGLU
+// or experts, tied or own LM head. ForwardSeams::attention decides what the queries attend to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,60 +17,58 @@
 
 namespace blockscope {
 
-/// Weights by their Hugging Face name (`model.layers.0.self_attn.q_proj.weight`, ...), which differ
+/// Weights by their Hugging Face name (`model.layers.0.self_attn.q_proj.weight`, ...). Names differ
 /// from family to family (weight_names.h).
 using WeightMap = std::map<std::string, at::Tensor>;
 
-/// Memory for every tensor of expected_tensors(config). Those that are multiplied with the same
-/// rows (queries, keys and values; gate and up) lie behind one another, so that they can be one
-/// product.
+/// Memory for every tensor of expected_tensors(config). Tensors that are multiplied with the same
+/// rows (queries, keys and values; gate and up) are adjacent in memory and can be one product.
 WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Device device);
 
 class BlockDiffusionModel {
  public:
-  /// `weights` must hold every tensor of expected_tensors(config); they are used as they are
-  /// (dtype, device, requires_grad), so the trainer keeps its own leaf tensors.
+  /// `weights` must hold every tensor of expected_tensors(config). They are used unchanged (dtype,
+  /// device, requires_grad), so the trainer keeps its own leaf tensors.
   BlockDiffusionModel(ModelConfig config, WeightMap weights);
 
   /// Copies a checkpoint's weights, converted to `dtype`, to a device, one tensor after another.
   static BlockDiffusionModel load(const Checkpoint& checkpoint, at::ScalarType dtype,
                                   at::Device device = at::kCPU);
 
-  /// Whether it has an embedding and an LM head of its own; a DFlash draft may borrow its target's.
+  /// Whether the model has its own embedding and LM head. A DFlash draft may borrow its target's.
   bool has_vocabulary() const { return embed_.defined(); }
 
-  /// The same model with its linear layers laid out for this CPU, or on a device joined to fewer of
-  /// them (linear.h): for decoding, not for training. It has no weights() any more; on the CPU
-  /// those of linear layers are kept in the new form alone, but a tied LM head, whose embedding is
-  /// needed as it was.
+  /// The same model for decoding, not for training: its linear layers are laid out for this CPU, or
+  /// joined to fewer layers on a device (linear.h). The packed model has no weights(). On the CPU
+  /// it keeps linear layers in the new form alone; only a tied LM head also stays as the embedding.
   BlockDiffusionModel packed() &&;
 
-  /// tokens int64 [S, T], positions int64 [S, T] (absolute, from 0) -> final-normed hidden states
-  /// [S, T, hidden_size], or of the rows that the seams need alone. Tokens and positions may be on
-  /// the host, whatever the model's device.
+  /// tokens int64 [S, T], positions int64 [S, T] (absolute, from 0) -> hidden states after the
+  /// final norm, [S, T, hidden_size], or only those of the rows that the seams need. Tokens and
+  /// positions may always be on the host.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
                      ForwardSeams& seams) const;
 
-  /// tokens int64 [S, T] -> [S, T, hidden_size]. Not of a draft that borrows its target's
-  /// vocabulary, as forward() and logits() are not.
+  /// tokens int64 [S, T] -> [S, T, hidden_size]. Like forward() and logits(), not available for a
+  /// draft that borrows its target's vocabulary.
   at::Tensor embed(const at::Tensor& tokens) const;
-  /// forward() of rows that are embedded already.
+  /// forward() for rows that are embedded already.
   at::Tensor forward_embedded(at::Tensor hidden, const at::Tensor& positions,
                               ForwardSeams& seams) const;
-  /// The rows that the model turns queries and keys of these positions by: [S, T] -> [S, 1, T, R].
+  /// The rotations of queries and keys at these positions: [S, T] -> [S, 1, T, R].
   RotaryRows rotary_rows(const at::Tensor& positions) const;
 
   /// hidden [..., hidden_size] -> logits [..., vocab_size] in the weights' dtype.
   at::Tensor logits(const at::Tensor& hidden) const;
-  /// Whether a row's logits are bit for bit the same whatever other rows are asked for with it.
+  /// Whether a row's logits do not depend, bit for bit, on the other rows of the call.
   bool logits_stand_alone() const { return lm_head_.matrix().defined(); }
 
-  /// The same model (the weights are shared) with rotary embeddings for sequences of up to `length`
-  /// positions, prompt and generated; only `dynamic` RoPE scaling depends on it. A model that was
-  /// just built or loaded is ready for max_position_embeddings.
+  /// The same model with shared weights, and rotary embeddings for sequences of up to `length`
+  /// positions (prompt and answer). Only `dynamic` RoPE scaling depends on the length. A newly
+  /// built or loaded model is ready for max_position_embeddings.
   BlockDiffusionModel for_longest_sequence(int64_t length) const;
 
-  /// What layer `index` projects with.
+  /// The projections of layer `index`.
   const AttentionLayer& attention_layer(int64_t index) const {
     return layers_[static_cast<size_t>(index)].attention;
   }
@@ -80,7 +77,7 @@ class BlockDiffusionModel {
   const WeightMap& weights() const { return weights_; }  // empty when packed
   at::ScalarType dtype() const;
   at::Device device() const;
-  /// What the weights take in memory, those of a tied LM head that was packed twice.
+  /// The memory of the weights. A packed tied LM head counts twice.
   int64_t weight_bytes() const { return weight_bytes_; }
 
  private:

@@ -1,5 +1,6 @@
-// Where tensors are. Token ids, positions, lengths and masks are made on the host, where the
-// decoder thinks; weights, keys and everything computed of them are on the model's device.
+// Copies between the host and a device. The decoder runs on the CPU and makes token ids, positions,
+// lengths and masks there. Weights, keys and everything computed from them are on the model's
+// device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,17 +10,17 @@
 
 namespace blockscope {
 
-/// A tensor of the host on `device`, without waiting for it; for the CPU, and a tensor that is
-/// there, itself.
+/// Copies a host tensor to `device` without waiting. Returns the tensor itself if it is already on
+/// `device`.
 at::Tensor on_device(const at::Tensor& host, at::Device device);
-/// Writes it over a tensor of the same shape and type that is on a device, without waiting either.
+/// Copies a host tensor into a device's tensor of the same shape and type, without waiting.
 void copy_over(const at::Tensor& host, const at::Tensor& there);
-/// [N] int64, to index tensors of `device` with.
+/// [N] int64 on `device`, for indexing its tensors.
 at::Tensor index_on(const std::vector<int64_t>& index, at::Device device);
 
-/// The tensor on the host, waiting for it; itself where it is.
+/// Copies a tensor to the host and waits for it. Returns a host tensor itself.
 at::Tensor on_host(const at::Tensor& tensor);
-/// The same of several of one device, waiting once; undefined ones stay.
+/// The same for several tensors of one device, waiting once; undefined tensors stay undefined.
 std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors);
 
 }  // namespace blockscope

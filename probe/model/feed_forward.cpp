@@ -17,7 +17,7 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-/// The sum of a group's two best: what the group is ranked by.
+/// The sum of a group's two best scores, by which groups are ranked.
 float group_score(std::span<const float> scores) {
   float best = kNone;
   float second = kNone;
@@ -28,8 +28,8 @@ float group_score(std::span<const float> scores) {
   return best + second;
 }
 
-/// The first `count` of `order` become those with the largest score, by falling score; equal ones
-/// in the order they had.
+/// Moves the `count` entries with the largest score to the front of `order`, by falling score.
+/// Equal scores keep their order.
 void rank_first(std::vector<int64_t>& order, int64_t count, std::span<const float> score) {
   const auto above = [&](int64_t a, int64_t b) {
     const float left = score[static_cast<size_t>(a)];
@@ -74,11 +74,11 @@ at::Tensor best_experts(const at::Tensor& scores, const MoeConfig& config) {
   return chosen;
 }
 
-/// The places of a choice, [R * per_token] in rows, by expert.
+/// The R * per_token choices of all rows, sorted by expert.
 struct ByExpert {
-  std::vector<int64_t> count;  // [E]
-  at::Tensor row;              // [R * per_token] of each place in its expert's order
-  at::Tensor back;             // [R * per_token] where a place stands in that order
+  std::vector<int64_t> count;  // [E] choices of each expert
+  at::Tensor row;              // [R * per_token] row of each choice, in sorted order
+  at::Tensor back;             // [R * per_token] place of each choice in the sorted order
 };
 
 ByExpert by_expert(const at::Tensor& chosen, size_t num_experts) {
@@ -144,8 +144,7 @@ ExpertMixture::Routed ExpertMixture::route(const at::Tensor& rows) const {
   return routed;
 }
 
-/// input [R * per_token, hidden], the rows of each expert one behind the other, `rows` [E] of them
-/// -> the same shape.
+/// input [R * per_token, hidden], sorted by expert, `rows` [E] rows of each -> the same shape.
 at::Tensor ExpertMixture::expert_outputs(const at::Tensor& input,
                                          const std::vector<int64_t>& rows) const {
   const SwiGlu& any = experts.front();

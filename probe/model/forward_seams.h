@@ -1,6 +1,6 @@
 // The seams of a forward pass (d2Cache's hooks: attention and FFN of a layer). The model knows only
-// this interface; attention policies, KV caches, token-selecting caches (dLLM-Cache, d2Cache) and
-// the trainer's masked attention live behind it.
+// this interface. Attention policies, KV caches, token-selecting caches (dLLM-Cache, d2Cache) and
+// the trainer's masked attention implement it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@ struct AttentionInput {
   const at::Tensor& k;        // [S, K, T, D]
   const at::Tensor& v;        // [S, K, T, D]
   double scale = 1.0;         // softmax scale, 1/sqrt(D)
-  bool keep_weights = false;  // an exact step's external weights are asked for
+  bool keep_weights = false;  // an exact step must also return its external weights
 };
 
 /// S sequences, T positions of this pass, H query heads, K KV heads, D head_dim.
@@ -29,13 +29,13 @@ class ForwardSeams {
  public:
   virtual ~ForwardSeams() = default;
 
-  /// Which of the T rows somebody reads the final hidden states of: int64 [R], ascending; none:
-  /// all. Of the others the last layer needs keys and values alone.
+  /// The rows whose final hidden states are read: int64 [R], ascending; none: all T rows. For the
+  /// other rows, the last layer computes only keys and values.
   virtual std::optional<at::Tensor> needed_rows() const { return std::nullopt; }
 
-  /// The attention part of a layer without its residual: x [S, T, hidden_size], normed -> same
-  /// shape, or at the last layer the needed rows alone, [S, R, hidden_size]. A cache may compute
-  /// fewer rows and take the others from earlier passes.
+  /// The attention part of a layer without its residual: x [S, T, hidden_size], after the norm ->
+  /// same shape, or at the last layer only the needed rows, [S, R, hidden_size]. A cache may
+  /// compute fewer rows and take the others from earlier passes.
   virtual at::Tensor attention_block(int64_t layer, const AttentionLayer& weights,
                                      const at::Tensor& x, const RotaryRows& rotary) {
     const auto [q, k, v] = weights.project(x, rotary);
@@ -51,9 +51,9 @@ class ForwardSeams {
     return mlp(x);
   }
 
-  /// What the layer's router decided for the rows that its feed-forward part computed: [S, T,
-  /// per_token], fewer rows where `ffn` took others from earlier passes. Not called without
-  /// experts.
+  /// The layer's router's choice for the rows that its feed-forward part computed: [S, T,
+  /// per_token], or fewer rows if `ffn` took some from earlier passes. Not called for a layer
+  /// without experts.
   virtual void routed(int64_t /*layer*/, const RouterChoice& /*choice*/) {}
 
   /// The residual stream [S, T, hidden_size] that enters a layer (TransformerLens

@@ -1,4 +1,4 @@
-// Copies to the host that nobody has to wait for alone.
+// Copies from a device to the host that run while the host does other work.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +10,15 @@
 
 namespace blockscope {
 
-/// Tensors of one device on their way to the host. Where the host waits for something behind them
-/// anyway, asking for them after that is free.
+/// Tensors of one device that are being copied to the host. wait() is free once the host has waited
+/// for later work of the same stream.
 class HostCopies {
  public:
-  HostCopies() = default;  // of nothing
-  /// Undefined tensors, and those of the host, stay.
+  HostCopies() = default;  // no tensors
+  /// Undefined tensors and host tensors stay as they are.
   explicit HostCopies(std::vector<at::Tensor> tensors);
 
-  /// Waits for them, if they have not arrived.
+  /// Waits for the copies, if they have not arrived yet.
   const std::vector<at::Tensor>& wait();
 
  private:
@@ -28,7 +28,7 @@ class HostCopies {
   };
 
   std::vector<at::Tensor> tensors_;
-  std::optional<Copied> copied_;  // none: nothing is on its way
+  std::optional<Copied> copied_;  // none: nothing is being copied
 };
 
 }  // namespace blockscope

@@ -25,7 +25,7 @@ std::optional<c10::TypedOperatorHandle<Signature>> find(const char* name) {
     const auto schema = c10::Dispatcher::singleton().findSchema({name, ""});
     if (schema) return schema->typed<Signature>();
   } catch (const c10::Error&) {
-    // Another LibTorch may have it with other arguments: then weights stay as they are.
+    // Another LibTorch may have this operator with other arguments. Then weights are not packed.
   }
   return std::nullopt;
 }
@@ -40,13 +40,13 @@ const auto& product() {
   return handle;
 }
 
-// The layout for this many rows serves fewer and more of them as well as their own would.
+// The layout for this number of rows is as good for other numbers as their own layouts.
 constexpr int64_t kRowsHint = 512;
-// Below, finding oneDNN's kernel costs more than packing saves.
+// For fewer weights, finding oneDNN's kernel costs more than packing saves.
 constexpr int64_t kFewestWeights = 1 << 16;
 
-/// The dtypes that LibTorch lets oneDNN multiply here. Half needs AVX-512 FP16, which no CPU that
-/// this was measured on has.
+/// Whether LibTorch lets oneDNN multiply this dtype. Half needs AVX-512 FP16, which was on none of
+/// the CPUs of our measurements.
 bool has_kernel(at::ScalarType type) {
   if (!at::globalContext().userEnabledMkldnn() || !reorder() || !product()) return false;
   if (type == at::kFloat) return true;
@@ -57,8 +57,8 @@ bool has_kernel(at::ScalarType type) {
 #endif
 }
 
-/// Tensors that lie behind one another in memory as one, along their first dimension; undefined if
-/// they don't.
+/// Tensors that are adjacent in memory as one tensor, along their first dimension; undefined if
+/// they are not adjacent.
 at::Tensor as_one(const std::vector<at::Tensor>& parts) {
   int64_t rows = 0;
   const at::Tensor& first = parts.front();

@@ -12,43 +12,42 @@ namespace blockscope {
 
 /// x [..., in] -> [..., out], in the dtype of the weight.
 ///
-/// A decoding pass multiplies a few dozen rows by weights that never change. As they lie in a
-/// checkpoint, MKL and oneDNN lay them out anew for their kernels at every call, which costs as
-/// much as the product; `pack()` does it once: for our kernels (packed_matrix.h) or, where this CPU
-/// has none of them for the dtype, through oneDNN as LibTorch has it for frozen models
-/// (`mkldnn::_reorder_linear_weight`, `mkldnn::_linear_pointwise`).
+/// A decoding pass multiplies a few dozen rows by weights that never change. MKL and oneDNN lay the
+/// weights of a checkpoint out anew at every call, which costs as much as the product. `pack()`
+/// does it once, for our kernels (packed_matrix.h). If there is no such kernel for this CPU and
+/// dtype, it uses oneDNN, as LibTorch does for frozen models (`mkldnn::_reorder_linear_weight`,
+/// `mkldnn::_linear_pointwise`).
 class Linear {
  public:
   Linear() = default;
-  /// weight [out, in]; bias [out], or undefined. Both are used as they are.
+  /// weight [out, in]; bias [out] or undefined. Both are used unchanged.
   explicit Linear(at::Tensor weight, at::Tensor bias = {});
 
   bool defined() const { return weight_.defined() || matrix_.defined(); }
 
   at::Tensor operator()(const at::Tensor& x) const;
 
-  /// Lays the weight out, once, for the products of this CPU. Left as it is on another device,
-  /// where there is no kernel for its dtype, and where it is too small for oneDNN to gain. Not
-  /// differentiable.
+  /// Lays the weight out once for the products of this CPU. Changes nothing on another device, for
+  /// a dtype without a kernel, and for a weight too small for oneDNN to gain. Not differentiable.
   void pack();
   bool packed() const { return matrix_.defined() || by_onednn_; }
 
-  const at::Tensor& weight() const { return weight_; }    // undefined when packed by us
-  const PackedMatrix& matrix() const { return matrix_; }  // undefined when not
-  const at::Tensor& bias() const { return bias_; }        // undefined without
+  const at::Tensor& weight() const { return weight_; }    // undefined if packed for our kernels
+  const PackedMatrix& matrix() const { return matrix_; }  // defined if packed for our kernels
+  const at::Tensor& bias() const { return bias_; }        // undefined if there is none
 
  private:
-  at::Tensor weight_;  // [out, in]; by_onednn_: its layout, opaque to ATen
+  at::Tensor weight_;  // [out, in]; by_onednn_: in oneDNN's layout, opaque to ATen
   at::Tensor bias_;
   PackedMatrix matrix_;
   int64_t out_ = 0;
   bool by_onednn_ = false;
 };
 
-/// On a device, linear layers of the same rows as one, whose results stand behind one another in
-/// the last dimension: one launch instead of several. It takes no memory: their weights, and biases
-/// if they have any, must lie behind one another in it (empty_weights()). Undefined where they
-/// don't, and on the CPU, where pack() lays them out better.
+/// Joins linear layers of the same rows to one, for a device: one launch instead of several. The
+/// last dimension of its result holds theirs one after another. It takes no memory, because their
+/// weights, and biases if any, must be adjacent in memory (empty_weights()). Undefined if they are
+/// not adjacent, and on the CPU, where pack() has a better layout.
 Linear joined(const std::vector<const Linear*>& parts);
 
 }  // namespace blockscope

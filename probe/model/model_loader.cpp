@@ -20,12 +20,12 @@ at::ScalarType scalar_type(TensorDtype dtype) {
     case TensorDtype::kBF16:
       return at::kBFloat16;
     default:
-      return at::kFloat;  // Checkpoint::open lets only floating point tensors through
+      return at::kFloat;  // Checkpoint::open accepts only floating point tensors
   }
 }
 
-/// Whether the tensor is multiplied with the same rows as the one that stands before it in
-/// expected_tensors().
+/// Whether the tensor `name` is multiplied with the same rows as the tensor `before`, which comes
+/// before it in expected_tensors().
 bool shares_rows(const WeightNames& names, const std::string& before, const std::string& name) {
   for (const auto& [first, second] : {std::pair{names.q, names.k}, std::pair{names.k, names.v},
                                       std::pair{names.gate, names.up}}) {
@@ -50,7 +50,7 @@ WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Dev
          ++end) {
       shape.front() += expected[end].shape.front();
     }
-    // A bias rounded to bfloat16 chooses other experts; the official engines keep it as it is.
+    // Rounding this bias to bfloat16 would choose other experts; the official engines keep float32.
     const bool exact = expected[first].name.ends_with(".expert_bias");
     const at::Tensor all = at::empty(shape, at::dtype(exact ? at::kFloat : dtype).device(device));
     int64_t row = 0;
@@ -68,7 +68,7 @@ BlockDiffusionModel BlockDiffusionModel::load(const Checkpoint& checkpoint, at::
   WeightMap weights = empty_weights(checkpoint.config(), dtype, device);
   for (auto& [name, weight] : weights) {
     const TensorInfo& info = checkpoint.at(name);
-    // from_blob wants a mutable pointer; the copy below only reads the read-only mapping.
+    // from_blob needs a mutable pointer, but the copy below only reads the read-only mapping.
     auto* data =
         const_cast<std::byte*>(info.data);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     const at::Tensor mapped = at::from_blob(data, info.shape, at::dtype(scalar_type(info.dtype)));

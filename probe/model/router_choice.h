@@ -1,4 +1,4 @@
-// What observers learn of a mixture of experts, apart from the layer that holds the weights.
+// A router's choice, as observers see it, without the layer that holds the weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,10 +7,10 @@
 
 namespace blockscope {
 
-/// What a layer's router decided, per_token experts a row.
+/// A router's choice of per_token experts for each row.
 struct RouterChoice {
   at::Tensor expert;  // [..., per_token] int64, by falling score
-  at::Tensor weight;  // [..., per_token] float32, that its expert's output is multiplied by
+  at::Tensor weight;  // [..., per_token] float32, factors of the experts' outputs
 };
 using RouterListener = std::function<void(const RouterChoice&)>;
 

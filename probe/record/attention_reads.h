@@ -1,5 +1,5 @@
-// What recording an attention step reads of it, apart from the step itself: it can outlive the
-// step, and go from a device to the host on its own.
+// The values of an attention step that the recorder reads. They can outlive the step, and be copied
+// from a device to the host on their own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,28 +13,28 @@
 
 namespace blockscope {
 
-/// Of one layer and the whole batch; what this level, this step or this run doesn't record is
+/// The values of one layer for the whole batch. What the level, step or run does not record is
 /// undefined.
 struct AttentionReads {
   enum class Exact : std::uint8_t { kUnknown, kUsed, kShadow };
 
-  int64_t layer = 0;      // of the model
+  int64_t layer = 0;      // layer of the model
   at::Tensor q;           // [S, H, B, D]
   at::Tensor k, v;        // [S, K, B, D]
   at::Tensor rows;        // [R] int64, on the host, as AttentionView::rows; undefined: all
-  at::Tensor present;     // [B] bool, as AttentionView::present; undefined: see rows
-  AttentionParts used;    // what the policy used
-  AttentionParts shadow;  // the exact values, where `used` are not
+  at::Tensor present;     // [B] bool, as AttentionView::present; undefined: see `rows`
+  AttentionParts used;    // the values that the policy used
+  AttentionParts shadow;  // the exact values, if `used` is not exact
   Exact exactness = Exact::kUnknown;
-  TopKSets sets;  // of the rows
+  TopKSets sets;  // top-k sets of the rows
 
-  /// The exact values; nullptr: nobody knows, or nobody asks.
+  /// The exact values; nullptr: unknown, or not needed.
   const AttentionParts* exact() const {
     if (exactness == Exact::kUnknown) return nullptr;
     return exactness == Exact::kUsed ? &used : &shadow;
   }
 
-  /// All that the step computed.
+  /// All tensors that the step computed.
   std::vector<at::Tensor*> computed() {
     std::vector<at::Tensor*> all{
         &q, &k, &v, &present, &sets.index, &sets.probability, &sets.union_size, &sets.token_index};
@@ -46,7 +46,7 @@ struct AttentionReads {
     return all;
   }
 
-  /// The same on the host, with `rows` instead of `present`; none where it has no row.
+  /// The same on the host, with `rows` instead of `present`; none if no row is present.
   std::optional<AttentionReads> rows_known() const;
 };
 

@@ -63,7 +63,7 @@ void LateRecorder::copy(const std::vector<at::Tensor*>& tensors) {
     const at::Tensor source = std::move(*tensor);
     *tensor = pool_->take(source.sizes(), source.scalar_type());
     tensor->copy_(source, /*non_blocking=*/true);
-    source.record_stream(stream_);  // decoding lets go of it before it is copied
+    source.record_stream(stream_);  // decoding may release it before it is copied
     if (!open_.copied) open_.copied.emplace(device_.type());
     open_.bytes += static_cast<int64_t>(tensor->nbytes());
   }
@@ -112,7 +112,7 @@ void LateRecorder::run() {
   while (true) {
     changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    Piece& piece = queue_.front();  // decoding appends behind it
+    Piece& piece = queue_.front();  // decoding appends after it
     const bool skip = failure_ != nullptr;
     lock.unlock();
     std::exception_ptr failure;
@@ -121,7 +121,7 @@ void LateRecorder::run() {
     } catch (...) {
       failure = std::current_exception();
     }
-    piece.calls.clear();  // its buffers are free before there is room for more
+    piece.calls.clear();  // frees its buffers before the queue has room for more
     lock.lock();
     if (failure != nullptr) {
       failure_ = failure;

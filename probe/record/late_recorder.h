@@ -1,7 +1,6 @@
-// Records what is computed on a device without making decoding wait for it: every call queues
-// copies to pinned memory on a stream of their own and is remembered; a thread waits for the copies
-// and then makes the same calls, in the same order, of a Recorder. That one sees tensors of the
-// host alone.
+// Records values of a device without making decoding wait. Every call is queued, and its tensors
+// are copied to pinned memory on a separate stream. A thread waits for the copies, then makes the
+// same calls of a Recorder in the same order. The Recorder sees only host tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,28 +25,28 @@
 
 namespace blockscope {
 
-/// What is remembered and not recorded yet; where either is reached decoding waits, and goes on
-/// when there is room. What is larger than the bytes passes when it is alone.
+/// Limits of the queue. When one of them is reached, decoding waits until there is room. A single
+/// piece may be larger than the limit of bytes if it is alone in the queue.
 constexpr int64_t kMostLatePasses = 2;
 constexpr int64_t kMostLateBytes = int64_t{256} << 20;
-/// A pass with more copies than this is recorded in pieces, while it goes on.
+/// A pass with more bytes of copies than this is recorded in pieces, while it still runs.
 constexpr int64_t kLatePieceBytes = int64_t{32} << 20;
 
-/// While it lives, `recorder` and its writer are the thread's; the caller has them back between
-/// drain() and the next call of this observer. What the thread throws is thrown by the next call,
-/// and by every one behind it: nothing is recorded any more.
+/// While this object lives, `recorder` and its writer belong to the thread. Between drain() and the
+/// next call of this observer, the caller may use them. If the thread throws, the next call and
+/// every later one throw the same exception, and nothing more is recorded.
 class LateRecorder final : public DecodeObserver {
  public:
   LateRecorder(Recorder& recorder, at::Device device);
   LateRecorder(const LateRecorder&) = delete;
   LateRecorder& operator=(const LateRecorder&) = delete;
-  /// Records the passes that ended, as far as the device still works. Never throws.
+  /// Records the finished passes, if the device still works. Never throws.
   ~LateRecorder() override;
 
   /// Returns when everything is recorded.
   void drain();
 
-  /// Of the passes that are recorded.
+  /// The counters of the recorded passes.
   Recorder::Counters counters() const;
   /// How often decoding had to wait for the recorder.
   int64_t waits() const { return waits_; }
@@ -76,16 +75,16 @@ class LateRecorder final : public DecodeObserver {
 
  private:
   using Call = std::function<void(Recorder&)>;
-  /// Calls whose tensors are there when `copied` is reached.
+  /// Calls whose tensors are on the host once `copied` has happened.
   struct Piece {
     std::vector<Call> calls;
-    std::optional<c10::Event> copied;  // none: nothing was
+    std::optional<c10::Event> copied;  // none: nothing was copied
     int64_t bytes = 0;
-    int64_t passes = 0;  // that end in it
+    int64_t passes = 0;  // number of passes that end in this piece
   };
 
   std::shared_ptr<const PassContext> kept(const PassContext& context);
-  /// Makes copies of tensors of the device; those of the host stay.
+  /// Copies the device's tensors; host tensors stay as they are.
   void copy(const std::vector<at::Tensor*>& tensors);
   void add(Call call);
   void close();
@@ -97,15 +96,15 @@ class LateRecorder final : public DecodeObserver {
   const at::Device device_;
   const c10::Stream stream_;
   const std::shared_ptr<PinnedPool> pool_ = std::make_shared<PinnedPool>();
-  c10::Event ready_;  // of the decoding stream: what is copied next has been computed
+  c10::Event ready_;  // on the decoding stream: the next copies' sources have been computed
   Piece open_;
-  std::shared_ptr<const PassContext> context_;  // of the pass that is going on
+  std::shared_ptr<const PassContext> context_;  // context of the current pass
   std::atomic<int64_t> waits_ = 0;
   std::atomic<bool> failed_ = false;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<Piece> queue_;  // the first one may be being recorded
+  std::deque<Piece> queue_;  // the thread may be recording the first one
   int64_t queued_bytes_ = 0;
   int64_t queued_passes_ = 0;
   Recorder::Counters counters_;

@@ -10,12 +10,12 @@ namespace blockscope {
 at::Tensor PinnedPool::take(at::IntArrayRef sizes, at::ScalarType type) {
   const auto options = at::TensorOptions(type);
   const auto bytes = static_cast<uint64_t>(c10::multiply_integers(sizes)) * at::elementSize(type);
-  // Few sizes, so that a batch of fewer sequences finds buffers of a larger one.
+  // There are only few sizes, so a smaller batch can reuse the buffers of a larger one.
   constexpr uint64_t kLeast = 4096;
   const auto size = static_cast<int64_t>(std::bit_ceil(std::max(bytes, kLeast)));
   at::Tensor buffer = free_buffer(size);
   if (!buffer.defined()) {
-    // Not under the lock: the allocator has one of its own, under which tensors may come back.
+    // Outside the lock: the allocator has its own lock, and may return tensors while it holds it.
     buffer = at::empty({size}, at::TensorOptions(at::kByte).pinned_memory(true));
     const std::lock_guard lock(mutex_);
     bytes_ += size;

@@ -1,5 +1,5 @@
-// Host memory that a device can copy to while the host goes on. Taking it from the system costs as
-// much as waiting for the device, so it is taken once and given out again.
+// Pinned host memory: a device can copy to it while the host continues. Allocating it costs as much
+// as waiting for the device, so buffers are kept and reused.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,11 +12,12 @@
 
 namespace blockscope {
 
-/// Tensors over pinned memory, from any thread. Made with std::make_shared: tensors keep it alive.
+/// Gives out tensors over pinned memory, to any thread. Create it with std::make_shared, because
+/// its tensors keep it alive.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
-  /// A contiguous tensor of the host whose values are not set. Its memory comes back when the last
-  /// tensor over it is gone: nothing may be on its way there any more.
+  /// A contiguous, uninitialised host tensor. Its memory returns to the pool when the last tensor
+  /// over it is gone; by then, copies into it must have ended.
   at::Tensor take(at::IntArrayRef sizes, at::ScalarType type);
 
   /// Bytes taken from the system so far.

@@ -21,7 +21,7 @@ Buffer buffer_of(const at::Tensor& tensor) {
   return Buffer{std::move(owner), data, size};
 }
 
-/// Positions of a layer's work, with those that a device chose.
+/// The positions of a layer's work, including those that a device chose.
 std::vector<PositionRange> ranges_with(std::vector<int64_t> known, const at::Tensor& chosen) {
   if (chosen.defined()) {
     const auto* first = chosen.const_data_ptr<int64_t>();
@@ -96,7 +96,7 @@ void Recorder::record(const PassContext& context, const AttentionReads& reads) {
   const int64_t index = layer_index(reads.layer);
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     const SequencePass& pass = context.sequences[s];
-    // Rows outside the step filter are still followed: later rows are compared with them.
+    // Rows outside the step filter are read too, because later rows are compared with them.
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
     summarise(pass, reads, s, index);
     if (records(pass) && at_least(RecordLevel::outputs)) record_arrays(reads, s, index);
@@ -326,8 +326,8 @@ void Recorder::take_prefix(const SequencePass& pass, TraceRow& row) {
   prefix_.erase(prefix);
 }
 
-/// A row of its own, so that the keys it stored stand before the row that read them, as in every
-/// other trace. It took no time that the denoising row of the same pass does not have.
+/// Writes a separate row, so the stored keys come before the row that read them, as in every other
+/// trace. The denoising row of the same pass already has all of the pass's time.
 void Recorder::write_fused_commit(const PassResult& result, const SequencePass& commit) {
   TraceRow row = row_of(commit, result);
   row.pass_time_ns = 0;
@@ -337,8 +337,8 @@ void Recorder::write_fused_commit(const PassResult& result, const SequencePass& 
 
 void Recorder::on_pass(const PassResult& result) {
   const bool prefill = result.context.sequences.front().kind == PassKind::prefill;
-  // One entry per slot of the batch, also for sequences that are not recorded: on_remove moves the
-  // last slot, and that one must be the decoder's last.
+  // Sequences that are not recorded have an entry, too: on_remove moves the last slot, which must
+  // be the decoder's last one.
   if (!prefill) slots_.resize(result.context.sequences.size());
   for (size_t s = 0; s < result.context.sequences.size(); ++s) {
     const SequencePass& pass = result.context.sequences[s];

@@ -1,5 +1,5 @@
-// Turns what a decoder shows into rows of a trace. It observes and never steers: views are copied
-// (converted to the file's type) and handed to the TraceWriter's thread.
+// Turns what a decoder shows into rows of a trace. The recorder never changes a token. It copies
+// views, converted to the file's type, and hands the copies to the TraceWriter's thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,17 +17,17 @@
 
 namespace blockscope {
 
-/// Reads tensors of the host alone; where they are computed on a device a LateRecorder stands
-/// before it.
+/// Reads host tensors only. For a model on a device, a LateRecorder calls it.
 class Recorder : public DecodeObserver {
  public:
   Recorder(RecorderOptions options, TraceWriter& writer);
 
-  /// Ties a sequence of the run to its index in the trace, before its first pass; `prompt_length`
-  /// makes positions count from the end of the prompt. A sequence never begun here is not recorded.
+  /// Must be called before a sequence's first pass: gives the sequence of the run its index in the
+  /// trace. `prompt_length`: traces count positions from the end of the prompt. Without this call a
+  /// sequence is not recorded.
   void begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length);
 
-  /// What was decided so far, recorded or not.
+  /// What was decided so far, whether recorded or not.
   struct Counters {
     int64_t denoising_rows = 0;
     int64_t tokens = 0;  // decided and not taken back
@@ -51,15 +51,15 @@ class Recorder : public DecodeObserver {
   void on_pass(const PassResult& result) override;
   void on_remove(int64_t slot) override;
 
-  // What is looked at: of use where looking costs a copy. They change with begin_sequence alone,
-  // and may be asked while another thread records.
-  bool reads_layer(const PassContext& context, int64_t layer) const;  // its attention, its input
+  // What the recorder reads, for callers that copy tensors. The answers change only with
+  // begin_sequence. The functions may be called while another thread records.
+  bool reads_layer(const PassContext& context, int64_t layer) const;  // attention or input
   bool reads_logits(const PassContext& context) const;
   bool reads_router(const PassContext& context, int64_t layer) const;
   bool reads_keys(const CommittedKeys& keys) const;
 
-  /// on_attention in two halves, where reads_layer(). The first one works where the tensors are,
-  /// the second on the host.
+  /// The two halves of on_attention, if reads_layer(). The first runs on the tensors' device, the
+  /// second on the host.
   AttentionReads reads_of(const AttentionView& view) const;
   void record(const PassContext& context, const AttentionReads& reads);
 
@@ -68,20 +68,20 @@ class Recorder : public DecodeObserver {
     int64_t trace_sequence = 0;
     int64_t prompt_length = 0;
   };
-  /// What later steps of a block are compared with, per recorded layer.
+  /// The values with which later steps of a block are compared, per recorded layer.
   struct LayerHistory {
-    int64_t sequence = -1, block = -1;                    // whose steps these are
-    int64_t last_step = 0;                                // of last_external, last_internal
+    int64_t sequence = -1, block = -1;                    // the block of these steps
+    int64_t last_step = 0;                                // step of last_external, last_internal
     HeadAttention last_external, last_internal;           // the previous step's exact values
-    std::array<HeadAttention, kReuseTaus.size()> source;  // the pair rule tau would still hold
+    std::array<HeadAttention, kReuseTaus.size()> source;  // the cached pair, by each tau's rule
     FirstRows first_query;                                // [H, B, D] of step 1
     FirstRows first_hidden;                               // [1, B, hidden_size] of step 1
     std::vector<int32_t> first_set;                       // [kv_heads, k] of step 1, each ascending
   };
-  /// One slot of the batch: the block's history and the row being collected.
+  /// One slot of the batch: the block's history, and the current row.
   struct Slot {
     std::vector<LayerHistory> history;           // by recorded layer
-    FirstPrediction first_prediction;            // of step 1
+    FirstPrediction first_prediction;            // prediction of step 1
     std::map<Field, std::vector<float>> floats;  // whole-row datasets, [L, ...]
     std::map<Field, std::vector<int32_t>> ints;
     std::map<Field, std::vector<uint8_t>> bytes;
@@ -89,18 +89,18 @@ class Recorder : public DecodeObserver {
   };
 
   bool at_least(RecordLevel level) const { return options_.meta.level >= level; }
-  bool follows(const PassContext& context) const;  // some sequence's denoising pass is looked at
+  bool follows(const PassContext& context) const;  // reads a denoising pass of some sequence
   bool traced(const SequencePass& pass) const { return traced_.count(pass.sequence) > 0; }
   bool records(const SequencePass& pass) const;
   int64_t layer_index(int64_t layer) const;  // index among the recorded layers, -1: none
   Slot& slot_at(size_t index);
-  /// Empty at a layer's first pass of a block.
+  /// The history is empty at a layer's first pass of a block.
   static LayerHistory& history_of(Slot& slot, int64_t layer_index, const SequencePass& pass);
 
   TopKSets sets_of(const AttentionView& view) const;
   void summarise(const SequencePass& pass, const AttentionReads& reads, size_t slot,
                  int64_t layer_index);
-  /// What `step` is compared with, and what later steps are compared with.
+  /// Compare `step` with the history, then update the history.
   static void compare_queries(const SequencePass& pass, const at::Tensor& query, int64_t row,
                               LayerHistory& history, LayerStep& step);
   static void compare_steps(const SequencePass& pass, LayerHistory& history, LayerStep& step);
@@ -117,7 +117,7 @@ class Recorder : public DecodeObserver {
   void compare_prediction(size_t slot, const SequencePass& pass, const PredictionRows& rows);
   void put_floats(Slot& slot, Field field, int64_t layer_index, const float* values, size_t count);
   void put_heads(Slot& slot, Field field, int64_t layer_index, const std::vector<float>& all_heads);
-  /// rows [S, H, ...], of entry `row`.
+  /// rows [S, H, ...]; entry `row` is put.
   void put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows,
                      int64_t row);
   void put_ints(Slot& slot, Field field, int64_t layer_index, const std::vector<int32_t>& values);
@@ -128,7 +128,7 @@ class Recorder : public DecodeObserver {
   at::Tensor recorded_heads(const at::Tensor& rows) const;     // [H, ...] -> [heads, ...]
   at::Tensor recorded_kv_heads(const at::Tensor& rows) const;  // [K, ...] -> [kv_heads, ...]
   void add_prediction(const SequencePass& pass, const StepDecision& decision, TraceRow& row) const;
-  int64_t frame_origin(const SequencePass& pass) const;  // frame position of the block's first
+  int64_t frame_origin(const SequencePass& pass) const;  // frame position of the block's start
   FrameDelta frame_delta(const SequencePass& pass, const StepDecision& decision) const;
   FrameDelta first_token_delta(const SequencePass& pass, const PassResult& result,
                                const NextToken& next) const;
@@ -136,7 +136,7 @@ class Recorder : public DecodeObserver {
   static void add_verdict(const DraftVerdict& verdict, TraceRow& row);
   void add_kl(const StepDecision& decision, TraceRow& row) const;
   void finish_slot(Slot& slot, TraceRow& row);
-  TraceRow row_of(const SequencePass& pass, const PassResult& result) const;  // its scalars
+  TraceRow row_of(const SequencePass& pass, const PassResult& result) const;  // scalars only
   void take_prefix(const SequencePass& pass, TraceRow& row);
   void write_fused_commit(const PassResult& result, const SequencePass& commit);
 
@@ -144,7 +144,7 @@ class Recorder : public DecodeObserver {
   TraceWriter& writer_;
   std::map<int64_t, TracedSequence> traced_;  // by sequence of the run
   std::vector<int64_t> layer_indices_;        // model layer -> recorded layer or -1
-  at::Tensor heads_, kv_heads_;               // recorded heads, undefined when all are
+  at::Tensor heads_, kv_heads_;               // recorded heads; undefined: all
   std::vector<Slot> slots_;
   Counters counters_;
   /// Keys that the current pass stored, positions [start, start + length).

@@ -1,4 +1,4 @@
-// The recorder's copies: selecting recorded heads and laying values out as the file has them.
+// The recorder's copies: they select the recorded heads and use the file's layout.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -16,8 +16,8 @@
 namespace blockscope {
 namespace {
 
-/// Entry `row` of all [S, heads, ...], of the recorded heads alone. Some dozen of these a layer and
-/// step: several tensor operators would cost more than the copy.
+/// Entry `row` of `all` [S, heads, ...], for the recorded heads only. A layer needs a dozen of
+/// these per step, and tensor operators would cost more than the copy.
 template <typename Value>
 std::vector<Value> heads_of_row(const at::Tensor& all, int64_t row,
                                 const std::vector<int64_t>& heads) {
@@ -217,7 +217,7 @@ void Recorder::record_recall(const SequencePass& pass, Slot& slot, LayerHistory&
       std::sort(of_head, of_head + k);
     }
   }
-  // N <= k is trivial: every key is in the set, so nothing is said.
+  // With N <= k every key is in the set, so the recall would say nothing.
   if (pass.first_step() || pass.context_length <= k || history.first_set.size() != index.size()) {
     return;
   }

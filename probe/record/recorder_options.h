@@ -1,4 +1,4 @@
-// What a trace is to hold: settled before the first pass.
+// What a trace will contain, decided before the first pass.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace blockscope {
 
-/// Which rows carry arrays; empty sets let everything through.
+/// The rows that have arrays; an empty set allows everything.
 struct RecordFilter {
   std::set<int64_t> steps;      // denoising steps, from 1
   std::set<int64_t> blocks;     // absolute block indices
@@ -22,8 +22,8 @@ inline bool allows(const std::set<int64_t>& filter, int64_t value) {
 struct RecorderOptions {
   TraceMeta meta;  // level, layers, heads, set size, normaliser, dtype
   RecordFilter filter;
-  bool every_prediction = true;  // also of positions that are decided already; else -1 and NaN
-  bool exact_known = true;  // the policy is exact, or --shadow computes the exact values beside it
+  bool every_prediction = true;  // also for decided positions; else they have -1 and NaN
+  bool exact_known = true;       // exact values are known: the policy is exact, or --shadow is on
   bool autoregressive = false;
 };
 

@@ -1,4 +1,4 @@
-// What a step predicts for the positions of its block, and how far that moved since the block's
+// A step's predictions for the positions of its block, and their distance from those of the block's
 // first step.
 #include <ATen/ATen.h>
 
@@ -49,7 +49,7 @@ void Recorder::add_prediction(const SequencePass& pass, const StepDecision& deci
                               TraceRow& row) const {
   std::vector<int32_t> tokens(decision.prediction.top1.begin(), decision.prediction.top1.end());
   std::vector<float> confidence = decision.prediction.top1_confidence;
-  // Where the LM head can't leave decided positions out, their predictions are known all the same.
+  // If the LM head can't leave decided positions out, their predictions are known anyway.
   for (size_t p = 0; p < pass.masked.size() && !options_.every_prediction; ++p) {
     if (pass.masked[p]) continue;
     tokens[p] = -1;

@@ -1,4 +1,4 @@
-// What the recorder looks at, and the top-k sets, which are chosen where the keys are.
+// What the recorder reads, and the top-k sets, which are chosen on the keys' device.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -57,7 +57,7 @@ bool Recorder::wants_sets(const PassContext& context) const {
   }
   return std::any_of(context.sequences.begin(), context.sequences.end(),
                      [&](const SequencePass& pass) {
-                       // Step 1 is the anchor of every later recall, whatever the filter says.
+                       // Every later recall needs step 1, whatever the filter says.
                        return traced(pass) && pass.kind == PassKind::denoise &&
                               (records(pass) || pass.first_step());
                      });
@@ -65,10 +65,10 @@ bool Recorder::wants_sets(const PassContext& context) const {
 
 namespace {
 
-/// topk_sets() over the rows of the block that `present` [B] bool names, of which there is one at
-/// least: q [S, H, B, D], lse [S, H, B]. The host doesn't know how many they are, so none is left
-/// out. To the block's sum a row without probability adds nothing; among the tokens' own sets
-/// another's adds none.
+/// topk_sets() over the rows of the block that are true in `present` [B] bool, at least one: q
+/// [S, H, B, D], lse [S, H, B]. The host doesn't know their number, so no row is left out. Missing
+/// rows get probability 0, which adds nothing to the block's sum. Among the tokens' own sets, a
+/// present row replaces each missing one, which adds no new set.
 TopKSets sets_among(const at::Tensor& present, const AttentionView& view, const at::Tensor& lse,
                     int64_t k, bool with_tokens) {
   const at::Tensor missing = present.logical_not();

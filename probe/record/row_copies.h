@@ -1,5 +1,5 @@
-// The arrays that a layer leaves in a trace: copies of the recorded heads in the file's type, made
-// together, so that threads are woken once a layer.
+// The arrays of a layer in a trace: copies of the recorded heads in the file's type. A layer's
+// copies are made together, so threads are woken only once per layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +13,14 @@ namespace blockscope {
 
 class RowCopies {
  public:
-  /// type: of the file, float32 or bfloat16.
+  /// `type`: that of the file, float32 or bfloat16.
   RowCopies(at::ScalarType type, int64_t layer_index) : type_(type), layer_index_(layer_index) {}
 
-  /// x[row] of x [S, H, B, D], any float type, strided at will, on the host: the given heads of it
-  /// as [heads, B, D]. Its values must stay as they are until run().
+  /// Adds the given heads of x[row] as [heads, B, D]. x [S, H, B, D] is on the host, with any float
+  /// type and any strides. Its values must not change before run().
   void add(Field field, const at::Tensor& x, int64_t row, const std::vector<int64_t>& heads);
 
-  /// Appends what was added to `slices`.
+  /// Makes the copies and appends them to `slices`.
   void run(std::vector<ArraySlice>& slices);
 
  private:

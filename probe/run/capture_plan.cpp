@@ -41,14 +41,14 @@ std::set<int64_t> index_filter(const std::string& text, const std::string& flag,
   return {indices.begin(), indices.end()};
 }
 
-/// KV heads that a recorded query head reads.
+/// The KV heads that the recorded query heads read.
 std::vector<int64_t> kv_heads_of(const std::vector<int64_t>& heads, const ModelConfig& config) {
   std::set<int64_t> kv_heads;
   for (const int64_t head : heads) kv_heads.insert(head / (config.num_heads / config.num_kv_heads));
   return {kv_heads.begin(), kv_heads.end()};
 }
 
-/// Keys that the rows of a sequence store, at level full.
+/// The number of keys that the rows of a sequence store at level full.
 int64_t stored_keys(int64_t prompt_length, int64_t total, int64_t steps,
                     const DecodeOptions& decode) {
   if (!decode.bidirectional) return total;
@@ -78,7 +78,7 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
     const int64_t generated = generated_positions(length, prompt.request.gen_length, decode);
     const int64_t first = first_block(length, decode);
     const int64_t blocks = (total - block_start(length, first, decode)) / block_length;
-    const int64_t beside = decode.bidirectional ? 0 : 1;  // the prefill, and a commit a block
+    const int64_t beside = decode.bidirectional ? 0 : 1;  // the prefill, then one commit per block
     int64_t rows = beside;
     for (int64_t block = first; block < first + blocks; ++block) {
       rows += steps + beside;
@@ -111,8 +111,8 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
   return extent;
 }
 
-/// What is in memory of one sequence's pass: a row being collected and the same on its way to the
-/// file, and what later steps are compared with.
+/// The recorder's memory for one sequence: the current row, the row that is being written, and what
+/// later steps are compared with.
 int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& decode,
                         const ModelConfig& config) {
   const TraceMeta& meta = recorder.meta;
@@ -128,8 +128,8 @@ int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& de
   return bytes;
 }
 
-/// Copies of a device's passes that are not recorded yet: the queue, and the call that finds it
-/// full. Buffers are powers of two.
+/// The copies of a device's passes that are not recorded yet: the full queue, and the call that
+/// waits for it. Buffer sizes are powers of two.
 int64_t late_memory(const RecorderOptions& recorder, const DecodeOptions& decode,
                     const ModelConfig& config, int64_t sequences) {
   const TraceMeta& meta = recorder.meta;
@@ -144,8 +144,8 @@ int64_t late_memory(const RecorderOptions& recorder, const DecodeOptions& decode
                       kMostLateBytes + kLatePieceBytes + std::max(logits, layer));
 }
 
-/// What klass remembers of a batch: a float64 distribution for each position of the block, and in a
-/// bidirectional model, whose sequences are decoded one after another, of everything behind it.
+/// klass's memory for a batch: a float64 distribution for each position of the block. A
+/// bidirectional model also keeps those of all later positions, but decodes one sequence at a time.
 int64_t klass_history(const std::vector<DecodeRequest>& batch, const DecodeOptions& decode,
                       const ModelConfig& config) {
   if (!strategy_entry(decode.unmasking).remembers || decode.autoregressive()) return 0;
@@ -180,8 +180,8 @@ void check_record_values(const RecordFlags& flags, const ModelConfig& config,
   }
   if (flags.predictions == "masked" && decode.autoregressive()) {
     throw UsageError(
-        "--predictions masked: this model decodes token by token, without masks. HINT: leave it "
-        "out");
+        "--predictions masked: this model decodes token by token, without masks. HINT: leave the "
+        "option out");
   }
 }
 
@@ -189,13 +189,12 @@ void check_record_values(const RecordFlags& flags, const ModelConfig& config,
 
 void add_predictions_flag(CLI::App& app, RecordFlags& flags) {
   app.add_option("--predictions", flags.predictions,
-                 "Whose tokens a step records: all positions', or those still masked, which spares "
-                 "the LM head the others")
+                 "Positions whose predictions are recorded: all, or only masked ones (cheaper)")
       ->capture_default_str();
 }
 
 void add_record_flags(CLI::App& app, RecordFlags& flags) {
-  app.add_option("--record", flags.level, "trajectory, summary, sets, outputs or full")
+  app.add_option("--record", flags.level, "Level: trajectory, summary, sets, outputs or full")
       ->capture_default_str();
   app.add_option("--layers", flags.layers, "Recorded layers, such as 0-3,7 (default: all)");
   app.add_option("--heads", flags.heads, "Recorded query heads (default: all)");
@@ -206,7 +205,7 @@ void add_record_flags(CLI::App& app, RecordFlags& flags) {
       ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("--set-normaliser", flags.set_normaliser,
-                 "Keys the set probabilities sum to 1 over: prefix or prefix+block")
+                 "Keys over which set probabilities sum to 1: prefix or prefix+block")
       ->capture_default_str();
   app.add_option("--array-type", flags.array_type, "Type of the large arrays: bf16 or f32")
       ->capture_default_str();
@@ -272,8 +271,8 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   if (flags.router) {
     if (!config.moe) {
       throw UsageError(fmt::format(
-          "--record-router: expected a model with experts, got model_type \"{}\" without. HINT: "
-          "leave the option out",
+          "--record-router: expected a model with experts, got model_type \"{}\" without experts. "
+          "HINT: leave the option out",
           config.model_type));
     }
     meta.experts_per_token = config.moe->experts_per_token;
@@ -339,7 +338,7 @@ void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
   const auto check = [](const char* flag, const std::set<int64_t>& filter, int64_t last,
                         const char* what) {
     if (filter.empty() || *filter.rbegin() <= last) return;
-    throw UsageError(fmt::format("{}: {} is beyond this run, whose last {} is {}", flag,
+    throw UsageError(fmt::format("{}: {} is beyond this run: its last {} is {}", flag,
                                  *filter.rbegin(), what, last));
   };
   int64_t last_block = 0;
@@ -382,8 +381,8 @@ void check_memory(const CaptureCost& cost, int64_t weights, int64_t available,
   const int64_t wanted = cost.kv_cache_bytes + cost.recorder_bytes + cost.history_bytes;
   if (available <= 0 || wanted <= available) return;
   throw Error(fmt::format(
-      "capture: {}: expected at most the {} that are free, got {} (beside weights of {}). "
-      "HINT: a smaller --batch-size, --gen-length or --set-size, fewer --layers, or "
+      "capture: {}: expected at most the {} that are free, got {} (in addition to weights of {}). "
+      "HINT: use a smaller --batch-size, --gen-length or --set-size, fewer --layers, or "
       "--no-space-check",
       whose, format_bytes(static_cast<double>(available)), memory_text(cost),
       format_bytes(static_cast<double>(weights))));
@@ -404,11 +403,12 @@ void check_free_space(const std::string& path, int64_t bytes) {
   std::error_code error;
   std::filesystem::path folder = std::filesystem::absolute(path, error).parent_path();
   const auto space = std::filesystem::space(folder, error);
-  if (error) return;  // the writer will say what is wrong with the place
+  if (error) return;  // the writer will report what is wrong with the folder
   if (static_cast<uint64_t>(bytes) > space.available) {
     throw TraceError(fmt::format(
-        "{}: the trace can take up to {}, and {} are free there. HINT: record less (--record, "
-        "--layers, --heads, --steps, --blocks), or --no-space-check if blocks end early",
+        "{}: the trace can take up to {}, but its file system has {} free. HINT: record less "
+        "(--record, --layers, --heads, --steps, --blocks), or use --no-space-check if blocks end "
+        "early",
         path, format_bytes(static_cast<double>(bytes)),
         format_bytes(static_cast<double>(space.available))));
   }

@@ -1,4 +1,4 @@
-// What a capture will record and what it will cost, settled before the first pass.
+// What a capture will record and what it will cost, decided before the first pass.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -21,31 +21,31 @@ struct RecordFlags {
   std::string set_normaliser = "prefix";
   std::string array_type = "bf16";
   std::string predictions = "all";  // or "masked"
-  bool router = false;              // what routers of experts choose
+  bool router = false;              // record the experts that routers choose
 };
 void add_record_flags(CLI::App& app, RecordFlags& flags);
-/// Of them --predictions alone.
+/// Adds --predictions alone.
 void add_predictions_flag(CLI::App& app, RecordFlags& flags);
 
-/// External keys that the longest of these prompts' runs can have.
+/// The largest number of external keys that a run with these prompts can have.
 int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode);
 
-/// Whether a step of the run can mask a decided position again: by its strategy, or by a replay.
+/// Whether a step of the run can mask a decided position again, by its strategy or by a replay.
 bool takes_tokens_back(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode);
 
-/// `longest`: external keys of the run's longest sequence. Throws UsageError for a level, index or
-/// type that does not fit the model.
+/// `longest`: the number of external keys of the run's longest sequence. Throws UsageError for a
+/// level, index or type that does not fit the model.
 RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy& policy,
                                  int64_t longest, const LoadedModel& model,
                                  const DecodeOptions& decode);
 
 struct CaptureCost {
-  int64_t file_bytes = 0;      // of the trace, if every block takes all its steps
-  int64_t kv_cache_bytes = 0;  // of the largest batch
-  int64_t recorder_bytes = 0;  // rows and history the recorder keeps of the largest batch
-  int64_t history_bytes = 0;   // distributions that klass compares with, of the largest batch
+  int64_t file_bytes = 0;      // size of the trace if every block takes all its steps
+  int64_t kv_cache_bytes = 0;  // KV cache of the largest batch
+  int64_t recorder_bytes = 0;  // the recorder's rows and history for the largest batch
+  int64_t history_bytes = 0;   // klass's distributions for the largest batch
 };
-/// `beside`: the other model of a drafted run, whose KV cache is as long as the recorded one's.
+/// `beside`: the other model of a drafted run. Its KV cache is as long as the recorded model's.
 CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,
                          const LoadedModel& model, const ModelConfig* beside = nullptr);
@@ -53,25 +53,25 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
 /// Throws UsageError for an option that the level would ignore.
 void check_record_flags(const CLI::App& app, const RecordFlags& flags);
 
-/// Throws UsageError when a filter names a sequence, block or step that the run can't have.
+/// Throws UsageError if a filter names a sequence, block or step that the run can't have.
 void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
                   const std::vector<RunPrompt>& prompts);
 
-/// Bytes that this machine could still give to a process; 0: unknown.
+/// The bytes of memory that this machine can still give to a process; 0: unknown.
 int64_t available_memory();
 
-/// Throws Error when cache, recorder and history need more than the `available` bytes of memory (0:
-/// unknown); the weights are in memory already. `whose`: "memory", or that of a device.
+/// Throws Error if cache, recorder and history need more than the `available` bytes of memory (0:
+/// unknown). The weights are in memory already. `whose`: "memory", or "memory of" a device.
 void check_memory(const CaptureCost& cost, int64_t weights, int64_t available,
                   const std::string& whose = "memory");
 
-/// The same of a run whose weights and cache are on a device: what is recorded is on the host.
+/// The same for a run whose weights and cache are on a device. Recorded data is on the host.
 void check_memory_of(at::Device device, const CaptureCost& cost, int64_t weights);
 
-/// "KV cache 1.0 MB, recorder 2.0 MB", and the history where there is one.
+/// "KV cache 1.0 MB, recorder 2.0 MB", and klass's history if there is one.
 std::string memory_text(const CaptureCost& cost);
 
-/// Throws TraceError when the file system of `path` has less free space than `bytes`.
+/// Throws TraceError if the file system of `path` has less free space than `bytes`.
 void check_free_space(const std::string& path, int64_t bytes);
 
 }  // namespace blockscope

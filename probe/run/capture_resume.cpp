@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::chrono::seconds kLockPatience{5};
 
-/// What decides what is written, of the models in a model_json: a digest for each, the type that
-/// they compute in, and the kind of device.
+/// The settings of a model_json that decide what a run writes: each model's digest, the compute
+/// type, and the kind of device.
 nlohmann::json model_settings(const std::string& model_json) {
   const auto model = nlohmann::json::parse(model_json, nullptr, /*allow_exceptions=*/false);
   nlohmann::json settings = nlohmann::json::object();
@@ -37,7 +37,7 @@ nlohmann::json model_settings(const std::string& model_json) {
   return settings;
 }
 
-/// Those in a run_json.
+/// The settings of a run_json.
 nlohmann::json run_settings(const std::string& run_json) {
   const auto run = nlohmann::json::parse(run_json, nullptr, /*allow_exceptions=*/false);
   nlohmann::json settings = nlohmann::json::object();
@@ -48,14 +48,14 @@ nlohmann::json run_settings(const std::string& run_json) {
   return settings;
 }
 
-/// A key that only the new run has is from a build that didn't say yet.
+/// Ignores keys that only the new run has: an older build did not write them.
 void compare(const std::string& trace, const nlohmann::json& was, const nlohmann::json& is) {
   for (const auto& [key, value] : was.items()) {
     const nlohmann::json now = is.value(key, nlohmann::json());
     if (value == now) continue;
     throw UsageError(
         fmt::format("--resume: {}: {} was {}, and is {} now. HINT: give the options "
-                    "of the run that was cut, or another -o",
+                    "of the run that was cut off, or another -o",
                     trace, key, value.dump(), now.dump()));
   }
 }
@@ -73,7 +73,7 @@ bool resumes(const CaptureTarget& target) {
 void discard_empty_partial(const CaptureTarget& target) {
   const std::string partial = target.output + ".partial";
   if (!target.resume || !std::filesystem::exists(partial)) return;
-  note("note: {}: an empty file, no run to resume; starting afresh\n", partial);
+  note("note: {}: an empty file, no run to resume; starting anew\n", partial);
   std::filesystem::remove(partial);
 }
 
@@ -87,8 +87,8 @@ void check_same_run(const std::string& trace, const TraceMeta& meta) {
 
 namespace {
 
-/// A reader holds HDF5's lock only while it opens the file, or as long as it lives when it opened
-/// it without SWMR: waits a little before it gives up.
+/// Waits a few seconds for a reader's lock before it gives up. A reader holds HDF5's lock while it
+/// opens the file; a reader without SWMR holds it as long as the file is open.
 TraceWriter resume_when_unlocked(const std::string& output, const TraceMeta& meta,
                                  ResumeState& state) {
   using Clock = std::chrono::steady_clock;
@@ -97,7 +97,7 @@ TraceWriter resume_when_unlocked(const std::string& output, const TraceMeta& met
   while (true) {
     try {
       check_same_run(output + ".partial", meta);
-      TraceMeta resumed = meta;  // what a draft costs was measured once
+      TraceMeta resumed = meta;  // keeps the draft's cost, which was measured once
       resumed.draft_cost = TraceReader(output + ".partial").info().meta.draft_cost;
       return TraceWriter::resume(output, resumed, state);
     } catch (const TraceLocked&) {

@@ -1,4 +1,5 @@
-// `capture --resume`: whether there is a run to go on with, whether it is this one, and its writer.
+// `capture --resume`: checks whether there is a run to continue and whether it is this run, and
+// opens its writer.
 #pragma once
 
 #include <string>
@@ -8,27 +9,26 @@
 
 namespace blockscope {
 
-/// Where a run writes its trace, and what may be there already.
+/// Where a run writes its trace, and what to do with an existing file.
 struct CaptureTarget {
   std::string output;
   bool force = false;
   bool resume = false;
 };
 
-/// Whether there is a run to go on with. An empty `.partial` is none: a writer gives its file that
-/// name when the datasets are there, so nobody's rows are in it.
+/// Whether there is a run to continue. An empty `.partial` file is no run: a writer gives its file
+/// this name only after it has made the datasets.
 bool resumes(const CaptureTarget& target);
 
-/// Removes such an empty file, with a note.
+/// Removes an empty `.partial` file, with a note.
 void discard_empty_partial(const CaptureTarget& target);
 
-/// Everything that decides a token must be as in the run that was cut: a trace holds one run.
-/// Throws UsageError naming the field.
+/// Everything that decides a token must be as in the run that was cut off, because a trace holds
+/// one run. Throws a UsageError that names the field.
 void check_same_run(const std::string& trace, const TraceMeta& meta);
 
-/// A new trace, or the one that was cut and what is in it, whose draft_cost stays. Waits a little
-/// for a reader's lock.
-/// Throws what check_same_run throws.
+/// Opens a new trace, or continues the one that was cut off; `state` gets its content, and its
+/// draft_cost stays. Waits a few seconds for a reader's lock. Throws what check_same_run throws.
 TraceWriter open_writer(const CaptureTarget& target, const TraceMeta& meta, ResumeState& state);
 
 }  // namespace blockscope

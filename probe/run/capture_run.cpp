@@ -74,7 +74,7 @@ class CaptureLoop {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   }
 
-  /// Until decoding goes on the recorder and the writer are this thread's.
+  /// Gives this thread the recorder and the writer, until decoding continues.
   void drain() {
     if (late_) late_->drain();
   }
@@ -128,7 +128,7 @@ class CaptureLoop {
 
   void finish(const DecodeOutcome& outcome) {
     const auto found = trace_sequence_.find(outcome.sequence);
-    // Without an end in the trace a resume marks the sequence aborted and decodes it again.
+    // The trace gets no end of this sequence, so a resume marks it aborted and decodes it again.
     if (found == trace_sequence_.end() || outcome.reason == FinishReason::interrupted) return;
     drain();
     const RunPrompt& prompt = prompts_[static_cast<size_t>(outcome.sequence)];
@@ -161,14 +161,14 @@ class CaptureLoop {
   const std::set<Identity> done_;
   TraceWriter& writer_;
   Recorder recorder_;
-  std::optional<LateRecorder> late_;  // of a model on a device, before the recorder
+  std::optional<LateRecorder> late_;  // only for a model on a device; calls the recorder
   const std::function<void(const CaptureOutcome&)>& on_outcome_;
   Progress progress_;
   int64_t next_pass_;
   std::map<int64_t, int64_t> trace_sequence_;  // by sequence of the run
   CaptureTotals totals_;
-  int64_t positions_due_ = 0;   // of all prompts still to decode
-  int64_t positions_done_ = 0;  // of finished ones, masks and early stops included
+  int64_t positions_due_ = 0;   // positions of all prompts that this run decodes
+  int64_t positions_done_ = 0;  // positions of finished prompts, including masks and early stops
   int64_t tokens_of_finished_ = 0;
   std::chrono::steady_clock::time_point begin_;
 };

@@ -22,11 +22,11 @@ struct CaptureRun {
   AttentionPolicy& policy;
   int64_t batch_size = 1;
   bool quiet = false;
-  const DraftModel* draft = nullptr;              // of the model, which is its target then
-  RecordedModel recorded = RecordedModel::draft;  // of the two
+  const DraftModel* draft = nullptr;              // if set, `model` is its target
+  RecordedModel recorded = RecordedModel::draft;  // which of the two is recorded
 };
 
-/// A sequence that ended, with its score (NaN: not scored).
+/// A finished sequence with its score (NaN: not scored).
 struct CaptureOutcome {
   const RunPrompt& prompt;
   const DecodeOutcome& outcome;
@@ -45,9 +45,9 @@ struct CaptureTotals {
   bool interrupted = false;
 };
 
-/// `finished`: prompts a resumed trace already holds; they are decoded again only as members of a
-/// batch that was cut, so that the batch is the same as in an uninterrupted run, and not recorded.
-/// Asks the caller's InterruptGuard after every pass.
+/// `finished`: prompts that a resumed trace already holds. They are decoded again only in a batch
+/// that was cut off, because that batch must be the same as in an uninterrupted run; they are not
+/// recorded again. Asks the caller's InterruptGuard after every pass.
 CaptureTotals run_capture(const CaptureRun& run, const RecorderOptions& recorder_options,
                           const std::vector<RunPrompt>& prompts, const ResumeState& finished,
                           TraceWriter& writer,

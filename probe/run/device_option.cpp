@@ -52,7 +52,7 @@ void load(const fs::path& file, const std::string& hint) {
 }
 
 void load_libraries() {
-  // Whoever linked or preloaded CUDA for LibTorch brought what else is needed.
+  // If CUDA is already linked or preloaded, everything else that it needs is, too.
   if (at::CUDAHooksRegistry()->Has("CUDAHooks")) return;
   const fs::path torch = folder_of(reinterpret_cast<const void*>(&at::globalContext));
   const fs::path library = torch / "libtorch_cuda.so";
@@ -71,7 +71,7 @@ void load_libraries() {
       folder_of(reinterpret_cast<const void*>(&open_device)) / "libblockscope_kernels_cuda.so";
   if (!fs::exists(kernels, ignored)) {
     fmt::print(stderr,
-               "--device cuda: no {}: attention runs as torch operators, slower. HINT: "
+               "--device cuda: no {}: attention uses torch operators, which are slower. HINT: "
                "cmake --preset cuda builds it\n",
                kernels.string());
     return;
@@ -79,7 +79,7 @@ void load_libraries() {
   load(kernels, "build it against this LibTorch: cmake --preset cuda");
 }
 
-/// In the words of LibTorch: no driver, one that is too old, no GPU; empty: there is one.
+/// LibTorch's message about a missing or too old driver or a missing GPU; empty: no problem.
 std::string driver_problem() {
   if (!at::CUDAHooksRegistry()->Has("CUDAHooks")) return "";
   try {
@@ -113,8 +113,8 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
   if (device->index() >= devices) {
     throw Error(fmt::format(
         "--device {}: {}. HINT: it needs NVIDIA's driver for the CUDA of torch (CUDA 12: 525 or "
-        "newer, CUDA 13: 580); blockscope doctor says what this machine has; CUDA_VISIBLE_DEVICES "
-        "hides GPUs; --device cpu runs without",
+        "newer, CUDA 13: 580); blockscope doctor shows what this machine has; CUDA_VISIBLE_DEVICES "
+        "hides GPUs; --device cpu needs no GPU",
         name,
         devices == 0 ? fmt::format("no GPU that this LibTorch can use{}{}",
                                    problem.empty() ? "" : ": ", problem)
@@ -125,7 +125,7 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
     throw Error(fmt::format(
         "--device {}: libblockscope_kernels_cuda.so has no code for this GPU ({}). HINT: cmake "
         "--preset cuda -DCMAKE_CUDA_ARCHITECTURES=native builds it for GPUs from compute "
-        "capability 8.0 on; without that file attention runs as torch operators",
+        "capability 8.0 on; without that file attention uses torch operators",
         name, missing));
   }
   return *device;
@@ -133,8 +133,8 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
 
 namespace {
 
-/// Free bytes of an allocator's device. torch before 2.10 does not tell: there nothing is refused
-/// in advance, and a device that is full ends the run.
+/// The free bytes of an allocator's device. torch before 2.10 does not report them. Then no run is
+/// refused in advance, and a full device ends the run.
 template <typename Allocator>
 int64_t free_memory(Allocator& allocator, at::DeviceIndex index) {
   if constexpr (requires { allocator.getMemoryInfo(index); }) {

@@ -1,4 +1,4 @@
-// What the runtime takes from environment variables, filled in by cli/ (nothing else reads them).
+// What the runtime takes from environment variables. Only cli/ reads the variables.
 #pragma once
 
 #include <map>
@@ -8,8 +8,8 @@
 
 namespace blockscope {
 
-/// Variables that launchers of several processes set, and what each of them says. Read by
-/// choose_ranks() and local_rank() (probe/run/ranks.h), shown by `blockscope doctor`.
+/// The variables that launchers of several processes set. choose_ranks() and local_rank()
+/// (probe/run/ranks.h) read them; `blockscope doctor` shows them.
 struct LauncherVariable {
   const char* name;
   const char* effect;
@@ -17,11 +17,11 @@ struct LauncherVariable {
 inline constexpr LauncherVariable kLauncherVariables[] = {
     {"RANK", "rank given by torchrun"},
     {"WORLD_SIZE", "number of ranks given by torchrun"},
-    {"LOCAL_RANK", "torchrun's GPU on this node; without it RANK and WORLD_SIZE are ignored"},
+    {"LOCAL_RANK", "torchrun's GPU on this node; if unset, RANK and WORLD_SIZE are ignored"},
     {"OMPI_COMM_WORLD_RANK", "rank given by Open MPI"},
     {"OMPI_COMM_WORLD_SIZE", "number of ranks given by Open MPI"},
     {"OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI's GPU on this node"},
-    {"SLURM_STEP_ID", "job step of Slurm; ranks are taken from Slurm inside one only"},
+    {"SLURM_STEP_ID", "job step of Slurm; Slurm's ranks count only inside a job step"},
     {"SLURM_PROCID", "rank given by Slurm"},
     {"SLURM_NTASKS", "number of tasks of the job or the step"},
     {"SLURM_STEP_NUM_TASKS", "number of ranks given by Slurm"},

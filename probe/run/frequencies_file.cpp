@@ -22,16 +22,16 @@ constexpr const char* kFormat = "blockscope-frequencies";
 constexpr int64_t kFormatVersion = 1;
 constexpr size_t kPieceBytes = size_t{1} << 20U;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-constexpr const char* kCountAgain = "blockscope frequencies MODEL text.txt -o FILE counts a table";
+constexpr const char* kCountAgain = "blockscope frequencies MODEL text.txt -o FILE makes a table";
 
-/// What stands in the place of a file that is not a regular one.
+/// What the path is instead of a regular file.
 const char* what_is_there(const std::filesystem::path& path) {
   std::error_code error;
   return std::filesystem::exists(path, error) ? "a folder, pipe or device" : "nothing";
 }
 
-/// Bytes of `text` that make a piece: up to its last line break, else up to its last whole
-/// character.
+/// The length of the piece that begins `text`: up to its last line break, or if there is none, up
+/// to its last whole character.
 size_t piece_end(std::string_view text) {
   const size_t line = text.rfind('\n');
   if (line != std::string_view::npos) return line + 1;
@@ -150,7 +150,7 @@ std::shared_ptr<const TokenFrequencies> read_frequencies(const std::filesystem::
   root.at("texts").integer(1, kMost);
   auto result = std::make_shared<TokenFrequencies>();
   result->digest = sha256_hex(text);
-  // A token that the corpus lacks counts as seen once, as in the authors' table.
+  // As in the authors' table, a token that does not occur counts as seen once.
   result->share.assign(static_cast<size_t>(wanted.size),
                        static_cast<float>(1.0 / static_cast<double>(tokens)));
   int64_t sum = 0;
@@ -160,8 +160,7 @@ std::shared_ptr<const TokenFrequencies> read_frequencies(const std::filesystem::
     if (parts.size() != 2) pair.fail("an id and its count");
     const int64_t id = parts[0].integer(0, wanted.size - 1);
     if (id <= last) {
-      parts[0].fail(fmt::format("an id above {}, that of the pair before: ids must rise", last),
-                    kCountAgain);
+      parts[0].fail(fmt::format("an id above {}, because ids must rise", last), kCountAgain);
     }
     last = id;
     const int64_t count = parts[1].integer(1, tokens - sum);

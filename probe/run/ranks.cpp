@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-// Slurm numbers steps of srun from 0; what lies above is its own (batch script, interactive shell).
+// Slurm numbers steps of srun from 0. Larger numbers are its own (batch script, interactive shell).
 constexpr int64_t kLastStepOfSlurm = 0xfffffff0;
 
 std::string value_of(const LauncherVariables& variables, const char* name) {
@@ -31,7 +31,8 @@ int64_t number(const LauncherVariables& variables, const char* name) {
   const std::string text = value_of(variables, name);
   if (const std::optional<int64_t> value = whole(text)) return *value;
   throw UsageError(fmt::format(
-      "{}: expected a whole number from 0, got '{}'. HINT: unset it, or --ranks none", name, text));
+      "{}: expected a whole number from 0, got '{}'. HINT: unset it, or use --ranks none", name,
+      text));
 }
 
 bool inside_step(const LauncherVariables& variables) {
@@ -42,13 +43,13 @@ bool inside_step(const LauncherVariables& variables) {
 struct Launcher {
   const char* name;
   const char* rank;
-  std::array<const char*, 2> world_size;  // the first that is set counts
+  std::array<const char*, 2> world_size;  // the first one that is set is used
   const char* local_rank;
-  bool (*started)(const LauncherVariables& variables);  // this process, and not one around it
-  const char* unless;                                   // what it means where it did not
+  bool (*started)(const LauncherVariables& variables);  // whether it started this very process
+  const char* unless;                                   // why its variables are ignored if not
 };
 
-// A torchrun or an mpirun inside a Slurm job is nearer to this process than Slurm.
+// Slurm comes last: torchrun or mpirun may run inside a Slurm job.
 constexpr std::array<Launcher, 3> kLaunchers{{
     {"torchrun",
      "RANK",
@@ -88,7 +89,7 @@ const Launcher* launcher_of(const LauncherVariables& variables) {
   return nullptr;
 }
 
-/// Ranks that are set, by a launcher that did not start this process.
+/// A note on ranks that are set although their launcher did not start this process.
 std::string ignored_ranks(const LauncherVariables& variables) {
   for (const Launcher& launcher : kLaunchers) {
     const char* size = size_name(launcher, variables);
@@ -115,8 +116,9 @@ void check_range(const Ranks& ranks, const std::string& where) {
 
 CLI::Option* add_ranks_option(CLI::App& command, std::string& ranks) {
   return command
-      .add_option("--ranks", ranks,
-                  "This process's share of the prompts: none, auto (as its launcher says), or R/N")
+      .add_option(
+          "--ranks", ranks,
+          "Rank of this process, for its share of the prompts: auto (launcher's), none, R/N")
       ->capture_default_str();
 }
 
@@ -167,9 +169,9 @@ std::string share_text(const Ranks& ranks, size_t share, size_t all) {
 void refuse_ranks(const std::string& command, const Ranks& ranks) {
   if (ranks.alone()) return;
   throw UsageError(
-      fmt::format("{}: expected one process, got rank {} of {} ({}): its result is about all "
-                  "prompts, which it does not share. HINT: start it once, or --ranks none if every "
-                  "process is to do all of the work",
+      fmt::format("{}: expected one process, got rank {} of {} ({}): its result needs all prompts, "
+                  "so several processes can't share them. HINT: start it once, or use --ranks none "
+                  "to let every process do all of the work",
                   command, ranks.rank, ranks.world_size, ranks.source));
 }
 

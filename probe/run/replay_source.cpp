@@ -11,8 +11,7 @@
 namespace blockscope {
 namespace {
 
-/// Denoising steps, and as step 0 the token that a prefill or commit decided, which the block
-/// behind it begins with.
+/// The denoising steps. Step 0 of a block is its first token, if a prefill or commit decided it.
 std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
                                    int64_t prompt_length) {
   const int64_t block_length = reader.info().meta.block_length;

@@ -1,5 +1,5 @@
-// Recorded trajectories as requests of the decoder: the same prompts, the same tokens at the same
-// steps, for another model or policy.
+// Recorded trajectories as requests of the decoder. Another model or policy gets the same prompts,
+// and the same tokens at the same steps.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct ReplaySource {
   std::vector<RunPrompt> prompts;  // requests with `replay` filled in, in the order of the trace
 };
 
-/// Reads every sequence of a trace that was not aborted. Throws TraceError; PromptError when the
-/// trace is autoregressive (nothing to replay block by block), unless answers alone are wanted.
+/// Reads every sequence of a trace that was not aborted. Throws TraceError. Throws PromptError for
+/// an autoregressive trace, which has no blocks to replay, unless only answers are wanted.
 ReplaySource read_replay(const std::string& path, bool answers_alone = false);
 
 }  // namespace blockscope

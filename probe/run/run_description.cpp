@@ -16,9 +16,9 @@
 namespace blockscope {
 namespace {
 
-/// Of everything that a prompt brings to the run and to its trace.
+/// The digest of everything that the prompts add to the run and to its trace.
 std::string digest_of(const std::vector<RunPrompt>& prompts) {
-  Sha256 hash;  // of one JSON array, prompt by prompt: they may be many
+  Sha256 hash;  // of one JSON array, prompt by prompt to save memory
   std::string before = "[";
   const auto update = [&hash](const std::string& text) {
     hash.update({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
@@ -41,7 +41,7 @@ std::string digest_of(const std::vector<RunPrompt>& prompts) {
   return fmt::format("{:02x}", fmt::join(hash.finish(), ""));
 }
 
-/// What a run may differ in from the one that it goes on with.
+/// A key that may differ between a run and the run that it continues.
 struct Fact {
   std::string_view name;
   std::string (*value)(const RunDescription&);
@@ -53,8 +53,8 @@ const std::array kFacts{
     Fact{"libtorch", [](const RunDescription&) { return std::string(build_info().torch_pin); }},
     Fact{"instruction_set", [](const RunDescription&) { return std::string(instruction_set()); }},
 };
-/// Keys that say nothing of their own: `strategy_text` words what others hold, `repacked` is added
-/// by `blockscope repack`.
+/// Keys without information of their own: `strategy_text` repeats other keys in words, and
+/// `blockscope repack` adds `repacked`.
 constexpr std::array<std::string_view, 2> kOthers{"strategy_text", "repacked"};
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a trace says about the run that made it: /run/json, which `capture --resume` compares.
+// The description of a run in its trace, /run/json. `capture --resume` compares it.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ struct RunDescription {
   std::string command_line;
 };
 
-/// JSON object: everything that decides which positions of a block take a token, and which one.
+/// A JSON object with everything that decides which positions of a block take which tokens.
 std::string decoding_json(const DecodeOptions& decode);
 
-/// JSON text: facts of the build and of this start, and every setting. Bytes that are no UTF-8 (of
-/// a file name) are replaced.
+/// A JSON text with facts about the build and this start, and every setting. Bytes that are not
+/// UTF-8 (in a file name) are replaced.
 std::string run_json(const RunDescription& run);
-/// Whether a key of run_json() is a setting: it decides what is written, so that a resumed run must
-/// have it too. All keys are but those that run_description.cpp lists.
+/// Whether a key of run_json() is a setting. Settings decide what is written, so a resumed run must
+/// have the same ones. All keys are settings except those that run_description.cpp lists.
 bool is_setting(std::string_view key);
 
 /// The text of each token id, for readers without the tokenizer; empty without one.

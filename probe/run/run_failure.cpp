@@ -7,7 +7,7 @@
 namespace blockscope {
 namespace {
 
-/// Without the advice on environment variables that CUDA's messages go on with.
+/// The message without the advice on environment variables at the end of CUDA's messages.
 std::string first_words(std::string_view text) {
   for (const std::string_view end :
        {std::string_view("\n"), std::string_view(" Including non-PyTorch memory"),
@@ -29,24 +29,24 @@ RunFailure failure_of(const c10::Error& error) {
     std::string what = first_words(text);
     while (what.ends_with('.')) what.pop_back();
     return {"--device: " + what,
-            "a smaller --batch-size or --gen-length, shorter prompts, or --dtype bfloat16; other "
-            "processes' memory counts (nvidia-smi)"};
+            "use a smaller --batch-size or --gen-length, shorter prompts, or --dtype bfloat16; "
+            "other processes may use the GPU's memory (nvidia-smi)"};
   }
   const bool lost = dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
                     text.starts_with("CUDA error:");
   if (!lost) return {text, ""};
   if (text.find("no kernel image") != std::string::npos) {
     return {"--device: " + first_words(text),
-            "this LibTorch has no code for this GPU; blockscope doctor says which it is"};
+            "this LibTorch has no code for this GPU; blockscope doctor shows which LibTorch it is"};
   }
   return {
-      "--device: " + first_words(text) + " (perhaps of an earlier call)",
-      "nothing runs on this GPU any more in this process; nvidia-smi and dmesg (Xid) say whether "
-      "it is well"};
+      "--device: " + first_words(text) + " (perhaps caused by an earlier call)",
+      "this process can't use the GPU any more; nvidia-smi and dmesg (Xid) show whether the GPU "
+      "is healthy"};
 }
 
 RunFailure host_memory_failure() {
-  return {"out of memory", "a smaller --batch-size or --gen-length"};
+  return {"out of memory", "use a smaller --batch-size or --gen-length"};
 }
 
 }  // namespace blockscope

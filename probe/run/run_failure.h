@@ -1,4 +1,4 @@
-// What LibTorch's exceptions mean to somebody who runs a model: what happened, and what to do next.
+// Turns LibTorch's exceptions into messages for users: what happened, and what to do next.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,13 +9,14 @@ namespace blockscope {
 
 struct RunFailure {
   std::string what;
-  std::string hint;  // empty: nothing but the words themselves
+  std::string hint;  // empty: no advice
   std::string message() const;
 };
 
-/// Memory that a device lacks, a device that was lost or has no code for its kind; else its words.
+/// Knows a device without enough memory, a lost device, and a device without code for its kind. For
+/// all others it returns LibTorch's message.
 RunFailure failure_of(const c10::Error& error);
-/// Of std::bad_alloc: memory that the host lacks.
+/// For std::bad_alloc: the host has not enough memory.
 RunFailure host_memory_failure();
 
 }  // namespace blockscope

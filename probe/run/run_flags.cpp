@@ -49,7 +49,7 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("--dtype", flags.dtype, "auto (the checkpoint's), float32, bfloat16, float16")
       ->capture_default_str();
   app.add_option("--device", flags.device,
-                 "Where the model runs: cpu, cuda (of several ranks: its own GPU) or cuda:N")
+                 "Where the model runs: cpu, cuda (with several ranks: each its own GPU) or cuda:N")
       ->capture_default_str();
   add_ranks_option(app, flags.ranks);
   app.add_option("--mask-token-id", flags.overrides.mask_token_id, "Overrides the mask token id")
@@ -71,12 +71,13 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   if (loaded.source.revision.empty() && flags.asked_revision != nullptr &&
       flags.asked_revision->count() > 0) {
     throw UsageError(fmt::format(
-        "--revision: does nothing for a folder, and {} is one. HINT: leave it out", flags.model));
+        "--revision: does nothing for a folder, and {} is one. HINT: leave the option out",
+        flags.model));
   }
   const Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
   if (checkpoint.config().draft) {
     throw CheckpointError(fmt::format(
-        "{}: is a DFlash draft, which needs the hidden states of its target. HINT: blockscope "
+        "{}: is a DFlash draft, which needs the hidden states of its target. HINT: use blockscope "
         "capture TARGET --draft {}",
         loaded.source.folder.string(), flags.model));
   }
@@ -95,9 +96,8 @@ void check_draft_flags(const CLI::App& app) {
     const CLI::Option* given = app.get_option_no_throw(option);
     if (given == nullptr || given->count() == 0) continue;
     throw UsageError(
-        fmt::format("{}: does nothing with --draft, whose rounds are one pass of the draft and one "
-                    "of its target. "
-                    "HINT: leave it out",
+        fmt::format("{}: does nothing with --draft: a round is one pass of the draft and one of "
+                    "its target. HINT: leave the option out",
                     option));
   }
 }
@@ -175,28 +175,30 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
     app.add_option(name, value, text)->check(range)->capture_default_str();
   };
   add("--gen-length", flags.gen_length, whole_number(1),
-      "Positions to generate; the last block is completed. Fast-dLLM v2: max_new_tokens, prompt "
-      "remainder included");
+      "Positions to generate; the last block is completed. Fast-dLLM v2: max_new_tokens, including "
+      "left-over prompt tokens");
   app.add_option("--strategy", flags.strategy,
                  choice_option_help("strategy", names_of(strategy_table())))
       ->capture_default_str();
   add("--denoising-steps", flags.denoising_steps, whole_number(0),
-      "At most this many denoising steps a block (0: the block length)");
+      "Largest number of denoising steps per block (0: the block length)");
   app.add_option("--cache", flags.cache,
                  choice_option_help("cache", names_of(cache_table())) +
-                     " (default: what the model allows without approximation)");
+                     " (default: one without approximation)");
   add("--sub-block-length", flags.sub_block_length, whole_number(0),
-      "Fast-dLLM v2: positions filled before the next ones, a divisor of the block length (0: 8, "
-      "or what of it divides)");
-  add("--temperature", flags.sampling.temperature, real_number(0.0, kAnyReal), "0 is greedy");
-  add("--top-k", flags.sampling.top_k, whole_number(0), "0: off");
-  add("--top-p", flags.sampling.top_p, real_number(0.0, 1.0, false), "1: off");
+      "Fast-dLLM v2: length of a sub-block, a divisor of the block length (0: its greatest common "
+      "divisor with 8)");
+  add("--temperature", flags.sampling.temperature, real_number(0.0, kAnyReal),
+      "Sampling temperature; 0: greedy");
+  add("--top-k", flags.sampling.top_k, whole_number(0),
+      "Sample from the k most probable tokens; 0: off");
+  add("--top-p", flags.sampling.top_p, real_number(0.0, 1.0, false),
+      "Sample from the smallest set of tokens with this probability; 1: off");
   add("--seed", flags.sampling.seed, whole_number(0, kLargestSeed), "Seed of the random streams");
   app.add_option("--stop-id", flags.stop_ids, "Stop token ids (default: the checkpoint's)")
       ->check(whole_number(0));
   app.add_flag("--no-stop", flags.no_stop, "Ignore stop tokens");
-  app.add_flag("--no-graphs", flags.no_graphs,
-               "On a GPU: launch every step anew, where it could be a CUDA graph");
+  app.add_flag("--no-graphs", flags.no_graphs, "On a GPU: do not run steps as CUDA graphs");
   add("--batch-size", flags.batch_size, whole_number(1), "Prompts decoded together");
   less_usual(app, "Decoding",
              {"--sub-block-length", "--top-k", "--top-p", "--seed", "--stop-id", "--no-stop",
@@ -231,7 +233,7 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool 
 }
 
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
-  constexpr const char* kBlocks = "a block-diffusion model, and this one decodes token by token";
+  constexpr const char* kBlocks = "a block-diffusion model, but this one decodes token by token";
   for (const char* option : {"--strategy", "--denoising-steps", "--cache"}) {
     refuse_idle(app, option, !options.autoregressive(), kBlocks);
   }
@@ -276,8 +278,8 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   }
   if (flags.no_graphs && model.device.is_cpu()) {
     throw UsageError(
-        "--no-graphs: does nothing on the CPU, which has no graphs. HINT: leave it out, or "
-        "--device cuda");
+        "--no-graphs: does nothing on the CPU, which has no graphs. HINT: leave the option out, or "
+        "use --device cuda");
   }
   options.graphs = !flags.no_graphs;
   check_decode_options(options, config);

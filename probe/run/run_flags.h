@@ -1,4 +1,4 @@
-// The flags that capture, eval, check and bench share, and what they resolve to.
+// The flags that capture, eval, check and bench share, and the settings made from them.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -23,15 +23,15 @@ struct ModelFlags {
   std::string dtype = "auto";                   // auto | float32 | bfloat16 | float16
   std::string device = "cpu";                   // cpu | cuda | cuda:N
   std::string ranks = "auto";                   // none | auto | R/N
-  std::string command;                          // its name
-  bool shares_prompts = false;                  // several ranks can share its prompts
-  const CLI::Option* asked_revision = nullptr;  // to tell a given one from the default
+  std::string command;                          // name of the command
+  bool shares_prompts = false;                  // several ranks can share the command's prompts
+  const CLI::Option* asked_revision = nullptr;  // shows whether --revision was given
   ModelOverrides overrides;
   int threads = 0;  // 0: all cores
 };
 void add_model_flags(CLI::App& app, ModelFlags& flags);
 
-/// A checkpoint ready to run, and everything a trace must say about it.
+/// A checkpoint that is ready to run, and everything that a trace says about it.
 struct LoadedModel {
   ResolvedModel source;
   ModelConfig config;
@@ -44,37 +44,38 @@ struct LoadedModel {
   /// JSON text for /model/json: source, digest, dtype, every resolved value with its source.
   std::string model_json() const;
 };
-/// Throws UsageError for one of several ranks of a command that does not share its prompts.
+/// Throws UsageError if this is one of several ranks and the command can't share its prompts.
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment);
 
-/// A DFlash draft for a target that is loaded already, as the model that a trace records: its
-/// config, digest and source. Its weights lie in `draft`.
+/// A DFlash draft for a loaded target. `recorded` has what a trace says about the draft (config,
+/// digest, source); `draft` has the weights.
 struct LoadedDraft {
   LoadedModel recorded;  // without `model`
   std::shared_ptr<DraftModel> draft;
 };
-/// Throws UsageError for an option that means nothing where a draft fills a block in one pass.
+/// Throws UsageError for an option that has no effect with a draft, which fills a block in one
+/// pass.
 void check_draft_flags(const CLI::App& app);
-/// The same flags for the target: what overrides the model's config is the draft's.
+/// The same flags for the target, without the overrides of the config, which are the draft's.
 ModelFlags flags_of_target(ModelFlags flags);
 std::filesystem::path draft_folder(const std::string& name, const Environment& environment);
-/// `name`: folder or hub id. Throws CheckpointError where the draft is not one, or not this
-/// target's.
+/// `name`: folder or hub id. Throws CheckpointError if the checkpoint is not a draft, or not one
+/// for this target.
 LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const LoadedModel& target,
                        const Environment& environment);
-/// Throws UsageError where rounds of this length would be longer than the draft's blocks.
+/// Throws UsageError if rounds of this length would be longer than the draft's blocks.
 void check_round_length(const std::string& option, int64_t length, const ModelConfig& draft);
 
 struct DecodingFlags {
   std::string strategy = "low_confidence_static";  // a choice as text
   int64_t denoising_steps = 0;                     // 0: the block length
   bool no_graphs = false;
-  bool separate_commits = false;  // without a cache: commit, because the command times single steps
+  bool separate_commits = false;  // default cache is `commit`: the command times single steps
   int64_t sub_block_length = 0;
   SamplingOptions sampling;
   std::vector<int64_t> stop_ids;  // empty: the checkpoint's
   bool no_stop = false;
-  std::string cache;  // a choice as text; empty: what the model allows without approximation
+  std::string cache;  // a choice as text; empty: one without approximation
   int64_t gen_length = 128;
   int64_t batch_size = 1;
 
@@ -82,27 +83,28 @@ struct DecodingFlags {
   std::vector<std::string> files() const;
 };
 void add_decoding_flags(CLI::App& app, DecodingFlags& flags);
-/// Throws UsageError for a strategy or cache that is none, and for an option that greedy decoding
-/// would ignore. `draws`: the command draws from the seed itself.
+/// Throws UsageError for an unknown strategy or cache, and for an option that greedy decoding would
+/// ignore. `draws`: the command itself draws random numbers from the seed.
 void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws = false);
-/// Throws UsageError for an option that only block-by-block decoding heeds, and this run has none.
+/// Throws UsageError for an option of block-by-block decoding if this run decodes token by token.
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options);
 
 /// --policy: a choice as text.
 void add_policy_option(CLI::App& app, std::string& text);
-/// What a policy must fit, and what it is made for.
+/// The run that a policy must fit, and the model that it is made for.
 PolicySite policy_site(const DecodeOptions& options);
 PolicyModel policy_model(const LoadedModel& model);
 
-/// Reads the token frequencies of a strategy that names their file. Throws what read_frequencies
+/// Reads the token frequencies if the strategy names their file. Throws what read_frequencies
 /// throws.
 void load_frequencies(UnmaskingOptions& unmasking, const LoadedModel& model);
 
-/// Block by block when the model has a mask id and a block length, else autoregressive. Reads the
-/// token frequencies where the strategy names their file. Throws UsageError / CheckpointError.
+/// Decoding is block by block if the model has a mask id and a block length, else autoregressive.
+/// Reads the token frequencies if the strategy names their file. Throws UsageError or
+/// CheckpointError.
 DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& model);
 
-/// Of rounds of a draft and its target, whose stop tokens count.
+/// The options for rounds of a draft and its target. The target's stop tokens are used.
 DecodeOptions drafted_options(const DecodingFlags& flags, const LoadedModel& draft,
                               const LoadedModel& target);
 /// The recorded model's model_json() with the other's under "target" or "draft".

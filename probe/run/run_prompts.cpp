@@ -54,7 +54,7 @@ PromptSet gather(const PromptFlags& flags) {
   for (const std::string& text : flags.input_ids) add(parse_ids(text));
   if (set.prompts.empty()) {
     throw UsageError(
-        "no prompt given. HINT: --prompt TEXT, --prompts FILE.jsonl or "
+        "no prompt given. HINT: give --prompt TEXT, --prompts FILE.jsonl or "
         "--input-ids 1,2,3");
   }
   if (flags.limit > static_cast<int64_t>(set.prompts.size())) {
@@ -65,7 +65,7 @@ PromptSet gather(const PromptFlags& flags) {
   return set;
 }
 
-/// `chat`: null when no prompt needs it.
+/// `chat`: null if no prompt needs it.
 void check_needed(const CLI::App& command, const PromptSet& set, const ChatTemplate* chat) {
   const auto any = [&set](const auto& needs) { return std::ranges::any_of(set.prompts, needs); };
   refuse_idle(command, "--gen-length",
@@ -89,14 +89,15 @@ void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
                  "JSONL file: prompt, messages or input_ids; id, task, answer, metric, gen_length");
   app.add_option("--input-ids", flags.input_ids, "Token ids separated by commas");
   app.add_option("--metric", flags.metric,
-                 "Score of lines that name none: exact_match, contains, f1, rouge_l, "
+                 "Metric of lines that name none: exact_match, contains, f1, rouge_l, "
                  "edit_similarity")
       ->capture_default_str();
   app.add_option("--limit", flags.limit, "Only the first n prompts (0: all)")
       ->check(whole_number(0))
       ->capture_default_str();
   app.add_flag("--chat", flags.chat, "Put --prompt texts into the checkpoint's chat template");
-  app.add_flag("--no-thinking", flags.no_thinking, "Chat templates with a thinking switch: off");
+  app.add_flag("--no-thinking", flags.no_thinking,
+               "Switch thinking off in chat templates that have such a switch");
   less_usual(app, "Prompts", {"--input-ids", "--metric", "--no-thinking"});
 }
 

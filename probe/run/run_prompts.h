@@ -1,5 +1,5 @@
-// From what the user gave (--prompt, --prompts, --input-ids) to requests of the decoder, each with
-// the name, answer and metric it is recorded and scored with.
+// From the user's prompts (--prompt, --prompts, --input-ids) to requests of the decoder. Each has
+// the name, answer and metric for recording and scoring.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -18,7 +18,7 @@
 namespace blockscope {
 
 struct PromptFlags {
-  const CLI::App* command = nullptr;   // to tell a given option from the default
+  const CLI::App* command = nullptr;   // shows which options were given
   std::vector<std::string> prompts;    // --prompt
   std::string file;                    // --prompts
   std::vector<std::string> input_ids;  // --input-ids "1,2,3"
@@ -31,12 +31,12 @@ void add_prompt_flags(CLI::App& app, PromptFlags& flags);
 /// Throws UsageError for an option that the given prompts would ignore.
 void check_prompt_flags(const CLI::App& app, const PromptFlags& flags);
 
-inline constexpr std::uint64_t kMostPrompts = 10'000;                   ///< that are made for a run
-inline constexpr std::uint64_t kMostContext = std::uint64_t{1} << 20U;  ///< tokens of one of them
+inline constexpr std::uint64_t kMostPrompts = 10'000;                   ///< most generated prompts
+inline constexpr std::uint64_t kMostContext = std::uint64_t{1} << 20U;  ///< most tokens of each
 
 struct RunPrompt {
   std::string name;
-  std::string task;  // as the line has it; empty: none
+  std::string task;  // from the line of the file; empty: none
   std::vector<std::string> answers;
   std::optional<Metric> metric;  // set when there are answers
   DecodeRequest request;         // sequence = index in the run
@@ -46,16 +46,16 @@ struct RunPrompt {
 std::vector<DecodeRequest> batch_requests(const std::vector<RunPrompt>& prompts, size_t first,
                                           int64_t batch_size);
 
-/// The tokenizer of the checkpoint; nullopt when it has none (then only token ids can be given).
+/// The tokenizer of the checkpoint; nullopt if it has none (then prompts must be token ids).
 std::optional<Tokenizer> load_tokenizer(const LoadedModel& model);
 
-/// Checked against options and model. Throws UsageError (also for an option that none of the
-/// prompts needs), PromptError, CheckpointError.
+/// Loads the prompts and checks them against options and model. Throws UsageError (also for an
+/// option that no prompt needs), PromptError, CheckpointError.
 std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel& model,
                                     const Tokenizer* tokenizer, int64_t default_gen_length,
                                     const DecodeOptions& options);
 
-/// What a run produced as text: cut at the first stop token, special tokens dropped. Without a
+/// The text that a run generated, up to the first stop token and without special tokens. Without a
 /// tokenizer: the ids, separated by blanks.
 std::string generated_text(const std::vector<int64_t>& generated, const DecodeOptions& options,
                            const Tokenizer* tokenizer);

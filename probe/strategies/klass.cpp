@@ -82,16 +82,17 @@ StrategyEntry klass_entry() {
   StrategyEntry entry;
   entry.name = "klass";
   entry.example = "klass,kl_threshold=0.01";
-  entry.meaning = "positions that are sure and whose distribution has stopped moving";
+  entry.meaning = "positions with high confidence whose distribution has stopped moving";
   entry.source = "KLASS, arXiv 2511.05664; src/model/llada_klass.py:stable_confident_decode";
   entry.options = {
       with_default(threshold_option("confidence that a position must be above"), "0.9"),
       real_option("kl_threshold", &UnmaskingOptions::kl_threshold, {0.0, kNoBound, true},
-                  "nats that a position may have moved at a step"),
-      whole_option("kl_history", &UnmaskingOptions::kl_history, 1, "steps that must be below it"),
+                  "KL in nats between two steps that a position must stay below"),
+      whole_option("kl_history", &UnmaskingOptions::kl_history, 1,
+                   "number of last steps that must be below kl_threshold"),
       word_option(
           "klass_choose", &UnmaskingOptions::klass_choose, kKlassChooseWords,
-          "of several ready positions: all, the most confident, or the one that moved least"),
+          "which stable positions are taken: all, the most confident, or the one that moved least"),
       quota_option()};
   entry.distributions = true;
   entry.remembers = true;

@@ -32,11 +32,11 @@ StrategyEntry pc_sampler_entry() {
   StrategyEntry entry;
   entry.name = "pc_sampler";
   entry.example = "pc_sampler,frequencies=frequencies.json";
-  entry.meaning = "confidence less what a token owes to being frequent, early positions first";
+  entry.meaning = "confidence corrected for token frequency, with early positions preferred";
   entry.source = "PC-Sampler, arXiv 2508.13021; src/generate.py:pc_sampler_function";
   entry.options = {
       file_option("frequencies", &UnmaskingOptions::frequencies_file,
-                  "what `blockscope frequencies` wrote for this vocabulary"),
+                  "file that `blockscope frequencies` wrote for this vocabulary"),
       real_option("pc_lambda", &UnmaskingOptions::pc_lambda, {0.0, kNoBound}, "decay per position"),
       real_option("pc_alpha", &UnmaskingOptions::pc_alpha, {0.0, kNoBound, true},
                   "the largest debiased confidence"),
@@ -45,7 +45,7 @@ StrategyEntry pc_sampler_entry() {
     if (options.frequencies != nullptr || !options.frequencies_file.empty()) return;
     throw UsageError(
         "expected frequencies=FILE with how often each token occurs, got none. HINT: blockscope "
-        "frequencies MODEL text.txt -o frequencies.json counts them");
+        "frequencies MODEL text.txt -o frequencies.json makes the file");
   };
   entry.text = [](const UnmaskingOptions& options) {
     return fmt::format(", lambda {:g}, alpha {:g}", options.pc_lambda, options.pc_alpha);

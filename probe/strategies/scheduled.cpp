@@ -27,7 +27,7 @@ size_t leading(const StrategyStep& step, Passes passes) {
   return count;
 }
 
-/// Length of the run of neighbours that `positions`, ascending, begins with.
+/// Length of the run of consecutive numbers at the start of `positions`, which is ascending.
 size_t unbroken(const std::vector<int64_t>& positions) {
   size_t count = 1;
   while (count < positions.size() && positions[count] == positions[count - 1] + 1) ++count;
@@ -51,9 +51,9 @@ size_t count_entropy_bounded(StrategyStep& step) {
 
 size_t count_factor(double factor, const std::vector<double>& score,
                     const std::vector<int64_t>& order) {
-  // Fast-dLLM's loop: rank i (from 0) needs a score >= 1 - factor/(i + 2), rank 0 nothing; it
-  // stops at the first that fails or at the last rank, and a stop at 0 or at the last takes one
-  // more.
+  // Fast-dLLM's loop: rank i (from 0) needs a score >= 1 - factor/(i + 2); rank 0 needs none. The
+  // loop stops at the first rank that fails, or at the last rank. A stop at rank 0 or at the last
+  // rank takes one position more.
   const size_t last = order.size() - 1;
   size_t stop = last;
   for (size_t i = 1; i < order.size(); ++i) {
@@ -75,7 +75,7 @@ StrategyEntry sequential_entry() {
   entry.source = "SDAR, generate.py:block_diffusion_generate";
   entry.options = {quota_option()};
   entry.select = [](StrategyStep& step) {
-    // n consecutive positions from the first mask; a hole in the run is not overwritten.
+    // n consecutive positions from the first mask on; decided ones among them are not overwritten.
     const int64_t end = step.order.front() + step.quota;
     return step.first(static_cast<size_t>(
         std::count_if(step.order.begin(), step.order.end(), [&](int64_t p) { return p < end; })));
@@ -84,7 +84,7 @@ StrategyEntry sequential_entry() {
 }
 
 StrategyEntry low_confidence_static_entry() {
-  StrategyEntry entry = ranked_entry({"low_confidence_static", "the best positions, as many as due",
+  StrategyEntry entry = ranked_entry({"low_confidence_static", "the best positions by the schedule",
                                       "SDAR, generate.py:block_diffusion_generate",
                                       "low_confidence_static,rank_by=margin"});
   entry.options.push_back(quota_option());
@@ -94,7 +94,7 @@ StrategyEntry low_confidence_static_entry() {
 
 StrategyEntry low_confidence_dynamic_entry() {
   StrategyEntry entry = ranked_entry(
-      {"low_confidence_dynamic", "all positions above the threshold, at least as many as due",
+      {"low_confidence_dynamic", "all positions above the threshold, but at least the quota",
        "SDAR, generate.py:block_diffusion_generate", "low_confidence_dynamic,threshold=0.9"});
   entry.options.push_back(threshold_option("score that a position must be above"));
   entry.options.push_back(quota_option());
@@ -110,10 +110,10 @@ StrategyEntry entropy_bounded_entry() {
   StrategyEntry entry;
   entry.name = "entropy_bounded";
   entry.example = "entropy_bounded,eb_threshold=0.35";
-  entry.meaning = "positions of least entropy while their sum stays below a bound";
+  entry.meaning = "the positions of lowest entropy, while their sum stays below a bound";
   entry.source = "dLLM-RL, scheduler.py:postprocess";
   entry.options = {real_option("eb_threshold", &UnmaskingOptions::eb_threshold, {0.0, kNoBound},
-                               "summed entropy in nats")};
+                               "largest sum of entropies, in nats")};
   entry.entropy = true;
   entry.select = [](StrategyStep& step) {
     const size_t count = count_entropy_bounded(step);
@@ -128,7 +128,7 @@ StrategyEntry threshold_entry() {
   entry.options.push_back(threshold_option("score that a position must reach"));
   entry.options.push_back(
       word_option("quota", &UnmaskingOptions::quota, kQuotaWords,
-                  "carry: at most as many as due, and what was not taken is due next; even: no "
+                  "carry: at most the quota, and unused quota goes to the next step; even: no "
                   "schedule",
                   {Quota::kLinear}));
   entry.select = [](StrategyStep& step) {
@@ -142,7 +142,7 @@ StrategyEntry threshold_entry() {
 
 StrategyEntry factor_entry() {
   StrategyEntry entry = ranked_entry(
-      {"factor", "as many positions as are sure enough for their number",
+      {"factor", "as many positions as their scores allow for that number",
        "Fast-dLLM, llada/generate.py:get_transfer_index_dynamic", "factor,factor=1.5"});
   entry.options.push_back(real_option("factor", &UnmaskingOptions::factor, {0.0, kNoBound, true},
                                       "f: rank i needs a score of 1 - f / (i + 1)"));
@@ -155,7 +155,7 @@ StrategyEntry factor_entry() {
 
 StrategyEntry prefix_ordered_entry() {
   StrategyEntry entry = ranked_entry(
-      {"prefix_ordered", "of the block's first run of masks those at or above the threshold",
+      {"prefix_ordered", "positions of the block's first run of masks that reach the threshold",
        "d2Cache, generation/ar.py", "prefix_ordered,threshold=0.9"});
   entry.options.push_back(threshold_option("score that a position must reach"));
   entry.options.push_back(quota_option());

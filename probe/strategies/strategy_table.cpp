@@ -9,7 +9,7 @@
 
 namespace blockscope {
 
-// Each in the file of its strategy.
+// Each is defined in its strategy's file.
 StrategyEntry sequential_entry();
 StrategyEntry low_confidence_static_entry();
 StrategyEntry low_confidence_dynamic_entry();
@@ -39,15 +39,15 @@ namespace {
 
 constexpr std::string_view kKindOfStrategy = "strategy";
 
-/// A threshold of negative entropies is one in nats.
+/// For negative entropies the threshold is in nats, else a probability.
 void check_threshold(const StrategyEntry& entry, const UnmaskingOptions& options) {
   if (!entry.heeds("threshold")) return;
   const bool entropies = entry.heeds("rank_by") && options.rank_by == RankBy::kNegativeEntropy;
   if (entropies && options.threshold > 0.0) {
     throw UsageError(fmt::format(
         "threshold: expected a negative entropy in nats, at most 0, got {}. HINT: "
-        "rank_by=negative_entropy compares it with sum p log p: -0.5 takes what is surer than 0.5 "
-        "nats",
+        "rank_by=negative_entropy compares it with sum p log p: -0.5 takes positions with an "
+        "entropy below 0.5 nats",
         options.threshold));
   }
   if (!entropies && options.threshold < 0.0) {
@@ -68,21 +68,21 @@ ChoiceOption<UnmaskingOptions> threshold_option(const char* meaning) {
 
 ChoiceOption<UnmaskingOptions> rank_by_option() {
   return word_option("rank_by", &UnmaskingOptions::rank_by, kRankByWords,
-                     "what positions are ranked by and compared: the token's probability, p1 - p2, "
-                     "or sum p log p in nats");
+                     "score of a position: the token's probability, p1 - p2, or sum p log p in "
+                     "nats");
 }
 
 ChoiceOption<UnmaskingOptions> density_option() {
   return real_option("density_sigma", &UnmaskingOptions::density_sigma, {0.0, kNoBound},
-                     "scores are times the certainty density of the answer, a Gaussian of this "
-                     "width in positions; 0: off");
+                     "scores are multiplied by the certainty density, a Gaussian of this width in "
+                     "positions; 0: off");
 }
 
 ChoiceOption<UnmaskingOptions> quota_option() {
   return word_option("quota", &UnmaskingOptions::quota, kQuotaWords,
-                     "tokens due at a step: of the block length (even), or of the masks left "
-                     "(linear, Dream's)",
-                     {Quota::kCarry});  // the strategy threshold has it
+                     "tokens due at a step: a share of the block length (even), or of the masks "
+                     "left (linear, Dream's)",
+                     {Quota::kCarry});  // only the strategy threshold offers it
 }
 
 UnmaskingOptions read_strategy(std::string_view text) {

@@ -1,5 +1,5 @@
-// The decoding strategies by their names: one entry each, in the strategy's own file, and the list
-// of them in strategy_table.cpp. docs/strategies.md has the formulas.
+// The table of decoding strategies. Each entry is in its strategy's own file; strategy_table.cpp
+// lists them. docs/strategies.md has the formulas.
 #pragma once
 
 #include <cstddef>
@@ -22,46 +22,47 @@ struct StrategyStep {
   const UnmaskingOptions& options;
   const BlockPrediction& prediction;
   const std::vector<bool>& masked;  ///< [B]
-  std::vector<double> score;        ///< [B] what the strategy ranks by, times the certainty density
+  std::vector<double> score;        ///< [B] value to rank by, times the certainty density
   std::vector<int64_t> order;       ///< the masked positions, ascending; at least one
-  int64_t quota = 0;                ///< positions due by the schedule
-  std::size_t due = 0;              ///< of these, those that are masked
+  int64_t quota = 0;                ///< number of positions due by the schedule
+  std::size_t due = 0;              ///< the quota, but at most the number of masked positions
 
-  /// The threshold, rounded as scores are.
+  /// The threshold, rounded to float32 like the scores.
   double threshold() const { return static_cast<float>(options.threshold); }
-  /// Puts `order` by falling score, ties to the lower position.
+  /// Sorts `order` by falling score; ties go to the lower position.
   void rank();
-  /// The `count` best ones.
+  /// The `count` positions with the best scores.
   std::vector<int64_t> best(std::size_t count);
-  std::vector<int64_t> first(std::size_t count);  ///< of `order`
+  std::vector<int64_t> first(std::size_t count);  ///< the first `count` of `order`
 };
 
 /// The run that a strategy must fit.
 struct StrategySite {
   bool bidirectional = false;
   bool logit_shift = false;   ///< the model has a token shift
-  bool keeps_nothing = true;  ///< of earlier passes
+  bool keeps_nothing = true;  ///< the cache keeps nothing of earlier passes
   std::string cache;          ///< its name, for messages
 };
 
 struct StrategyEntry : Choice<UnmaskingOptions> {
-  bool entropy = false;        ///< looks at BlockPrediction::entropy
-  bool distributions = false;  ///< wants a float64 softmax, and its confidence as the score
-  bool remembers = false;      ///< how distributions move from step to step (KlassMemory)
+  bool entropy = false;        ///< needs BlockPrediction::entropy
+  bool distributions = false;  ///< needs a float64 softmax; its confidence is the score
+  bool remembers = false;      ///< remembers distributions from step to step (KlassMemory)
   bool second_look = false;    ///< takes tokens back after a second look (shadow_block.h)
-  /// Scores [B] of its own, in float32; `by_place`: weighted by the place in the block.
+  /// Computes the strategy's own scores [B], in float32. `by_place`: weighted by the place in the
+  /// block.
   std::function<std::vector<float>(const UnmaskingOptions&, const std::vector<int64_t>& token,
                                    const std::vector<float>& confidence, bool by_place)>
       answer_scores;
-  /// -> positions to transfer, in any order.
+  /// Returns the positions to transfer, in any order.
   std::function<std::vector<int64_t>(StrategyStep&)> select;
   /// Throws UsageError for options that contradict each other.
   std::function<void(const UnmaskingOptions&)> check = [](const auto&) {};
-  /// Why it can't be used there, with a hint; empty: it can.
+  /// Why the strategy can't be used in this run, with a hint; empty: it can.
   std::function<std::string(const StrategySite&)> refuses = [](const auto&) {
     return std::string();
   };
-  /// What strategy_text adds to the name: ", KL below 0.01 for 2 steps".
+  /// The words that strategy_text adds to the name: ", KL below 0.01 for 2 steps".
   std::function<std::string(const UnmaskingOptions&)> text = [](const auto&) {
     return std::string();
   };
@@ -74,20 +75,20 @@ ChoiceOption<UnmaskingOptions> density_option();
 ChoiceOption<UnmaskingOptions> quota_option();
 
 const std::vector<StrategyEntry>& strategy_table();
-/// Of the strategy that the options name. Throws UsageError for an unknown one.
+/// The entry of the strategy that the options name. Throws UsageError for an unknown strategy.
 const StrategyEntry& strategy_entry(const UnmaskingOptions& options);
 
-/// "klass,kl_threshold=0.01", with the defaults of that strategy; block length and steps are left
-/// to the caller. Throws UsageError: an unknown name or option, a value out of range, a missing
+/// Reads "klass,kl_threshold=0.01", with the defaults of that strategy. The caller sets block
+/// length and steps. Throws UsageError: an unknown name or option, a value out of range, a missing
 /// one.
 UnmaskingOptions read_strategy(std::string_view text);
 
 /// All options of all strategies by their keys, as a trace records them.
 nlohmann::json strategy_json(const UnmaskingOptions& options);
-/// As words: "klass, KL below 0.01 for 2 steps".
+/// A text for people: "klass, KL below 0.01 for 2 steps".
 std::string strategy_text(const UnmaskingOptions& options);
 
-/// Throws UsageError for a strategy that this run can't have.
+/// Throws UsageError for a strategy that does not fit this run.
 void check_strategy_fits(const UnmaskingOptions& options, const StrategySite& site);
 
 }  // namespace blockscope

@@ -16,7 +16,8 @@ std::vector<int64_t> masked_positions(const std::vector<bool>& masked) {
   return positions;
 }
 
-/// What the strategy ranks and compares with its threshold, for every position of the block.
+/// The scores of all positions of the block, which the strategy ranks and compares with its
+/// threshold.
 std::vector<double> scores_of(const StrategyEntry& entry, const UnmaskingOptions& options,
                               const BlockPrediction& prediction,
                               const std::vector<float>& density) {
@@ -29,7 +30,7 @@ std::vector<double> scores_of(const StrategyEntry& entry, const UnmaskingOptions
     score.assign(prediction.confidence.begin(), prediction.confidence.end());
   }
   for (size_t i = 0; i < density.size(); ++i) {
-    score[i] = static_cast<float>(score[i]) * density[i];  // in float32, as scores are
+    score[i] = static_cast<float>(score[i]) * density[i];  // in float32, like the scores
   }
   return score;
 }

@@ -34,7 +34,7 @@ std::vector<int64_t> wino_wide_in(const std::vector<double>& confidence,
     if (confidence[p] > threshold) sure.push_back(static_cast<int64_t>(p));
   }
   if (sure.empty()) return first_of(masks, confidence, 1, std::greater<>());
-  // As the official code writes it: the product is a float32 there.
+  // The official code computes this product in float32, too.
   const auto share = static_cast<int64_t>(static_cast<float>(masks.size()) * 0.7F);
   const int64_t most = std::clamp<int64_t>(share, 5, 20);
   return first_of(sure, confidence, static_cast<size_t>(most), std::greater<>());
@@ -59,7 +59,7 @@ StrategyEntry wino_entry() {
   StrategyEntry entry;
   entry.name = "wino";
   entry.example = "wino,threshold=0.6,threshold_back=0.9";
-  entry.meaning = "many positions at a step, and a second look takes some back";
+  entry.meaning = "many positions at a step; a second look takes unlikely tokens back";
   entry.source = "WINO, arXiv 2507.18578; LLaDA/decoding.py:decoding_wino";
   entry.options = {
       with_default(threshold_option("confidence that a position must be above"), "0.6"),
@@ -72,9 +72,8 @@ StrategyEntry wino_entry() {
   };
   entry.refuses = [](const StrategySite& site) -> std::string {
     if (!site.bidirectional) {
-      return "looks at a block a second time beside its masks, which is defined for bidirectional "
-             "models (LLaDA). HINT: klass or low_confidence_dynamic also take several tokens a "
-             "step";
+      return "takes a second look at the block's tokens, which is defined for bidirectional models "
+             "(LLaDA) only. HINT: klass and low_confidence_dynamic also take several tokens a step";
     }
     if (site.logit_shift) {
       return "is not defined for a model with a token shift (Dream): the position before the block "
@@ -82,7 +81,7 @@ StrategyEntry wino_entry() {
     }
     if (!site.keeps_nothing) {
       return fmt::format(
-          "takes tokens back, so no key may be kept, got the cache {}. HINT: the cache none",
+          "takes tokens back, so no key may be kept, got the cache {}. HINT: use the cache none",
           site.cache);
     }
     return "";

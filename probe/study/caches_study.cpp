@@ -1,6 +1,6 @@
 // Every cache with every strategy on one set of prompts: accuracy, forward passes, rows computed,
-// tokens per second and agreement with the reference (bidirectional models: no cache). The shape of
-// d2Cache's Table 1 and Fast-dLLM's Table 1.
+// tokens per second and agreement with the reference (bidirectional models: no cache). As d2Cache's
+// Table 1 and Fast-dLLM's Table 1.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,10 +30,10 @@ struct CacheRun {
   double score = 0.0;
   int64_t tokens = 0;     // decided
   int64_t positions = 0;  // compared with the reference
-  int64_t equal = 0;      // decided as there
+  int64_t equal = 0;      // decided as by the reference
   int64_t passes = 0;
   double rows = 0.0;     // computed, mean over layers
-  double whole = 0.0;    // that passes without any cache compute
+  double whole = 0.0;    // that the same passes would compute without any cache
   double seconds = 0.0;  // of all passes
 
   void add(const nlohmann::json& run) {
@@ -61,7 +61,7 @@ struct CacheRun {
   }
 };
 
-/// Without what enhanced text would make of an underscore.
+/// Replaces underscores, which gnuplot's enhanced text would show as subscripts.
 std::string plain(std::string text) {
   std::ranges::replace(text, '_', ' ');
   return text;
@@ -77,7 +77,7 @@ class PassCounter : public DecodeObserver {
   void on_pass(const PassResult& result) override {
     ++passes;
     rows += result.computed_rows;
-    // Block-causal models see nothing behind the block: there the pass would end with it.
+    // In block-causal models a pass without a cache would end with the block.
     const int64_t end = result.context.sequences.front().block_start + result.length;
     whole += static_cast<double>(whole_ > 0 ? whole_ : end);
     seconds += static_cast<double>(result.pass_ns) * 1e-9;
@@ -90,8 +90,7 @@ class PassCounter : public DecodeObserver {
   int64_t whole_;
 };
 
-/// As asked for, or all that the model allows; `block` is compared with `commit` when it is asked
-/// for.
+/// The caches asked for, or all that the model allows. `block` is only included if it is asked for.
 std::vector<std::string> caches_of(const StudyInput& input) {
   if (!input.options.caches.empty()) return input.options.caches;
   std::vector<std::string> names;
@@ -120,7 +119,7 @@ class CachesStudy : public PromptStudy {
         try {
           check_decode_options(method.decode, input.model.config);
         } catch (const UsageError&) {
-          // Asked for by name it is an error; among all caches it is left out, and said so.
+          // An error for a cache asked for by name. Else the report says that it is left out.
           if (!input.options.caches.empty() || cache == caches_of(input).front()) throw;
           left_out_ += (left_out_.empty() ? "" : ", ") + plain(strategy) + " with " + cache;
           continue;
@@ -185,7 +184,7 @@ class CachesStudy : public PromptStudy {
               double (*value)(const CacheRun&)) const;
 
   std::vector<CacheMethod> methods_;
-  std::string left_out_;  // what does not go together
+  std::string left_out_;  // pairs of strategy and cache that can't be combined
 };
 
 std::vector<TableCell> CachesStudy::cells_of(const CacheMethod& method, const CacheRun& total) {
@@ -207,7 +206,7 @@ std::vector<TableCell> CachesStudy::cells_of(const CacheMethod& method, const Ca
           {"equal", "equal", total.agreement(), percent_number}};
 }
 
-/// `value`: a bar's length, by run.
+/// `value`: the length of a run's bar.
 Figure CachesStudy::bars(const std::vector<CacheRun>& totals, const char* y_label,
                          double (*value)(const CacheRun&)) const {
   BarChart chart{.x_label = "cache", .y_label = y_label, .groups = caches_of(input_)};

@@ -17,13 +17,13 @@
 namespace blockscope {
 namespace {
 
-/// Which keys are in a set, for one prefix after another.
+/// Marks the keys of a set, for one prefix after another.
 class KeyMarks {
  public:
   explicit KeyMarks(int64_t keys) : mark_(static_cast<size_t>(keys), 0) {}
 
   void clear() { ++epoch_; }
-  /// False: it was in already.
+  /// Adds a key. False: the set had it already.
   bool insert(int32_t key) {
     uint32_t& mark = mark_[static_cast<size_t>(key)];
     const bool fresh = mark != epoch_;
@@ -31,7 +31,7 @@ class KeyMarks {
     return fresh;
   }
   bool has(int32_t key) const { return mark_[static_cast<size_t>(key)] == epoch_; }
-  /// Of the first `count` keys of a set.
+  /// Counts the marked keys among the first `count` keys of a set.
   int64_t count_in(const int32_t* keys, int64_t count) const {
     return std::count_if(keys, keys + count, [this](int32_t key) { return has(key); });
   }
@@ -137,9 +137,9 @@ EstimateResult estimates_from_json(const nlohmann::json& json) {
   return result;
 }
 
-/// What exact attention says about one layer of one step.
+/// The exact attention of one layer at one step.
 struct EstimatorMeter::Exact {
-  TopKSets sets;        // the largest k's: falling order, so smaller ones are its beginnings
+  TopKSets sets;        // for the largest k, in falling order: smaller sets are its beginnings
   at::Tensor output;    // [1, H, B, D] float32
   at::Tensor lse;       // [1, H, B]
   int64_t length = 0;   // N
@@ -257,7 +257,7 @@ void EstimatorMeter::on_attention(const AttentionView& view) {
 
 void EstimatorMeter::measure_policy(const AttentionView& view, const Exact& exact, size_t method,
                                     size_t size) {
-  // Asked at every step, also where nothing is measured: MAGE takes its set at the first.
+  // Policies choose at every step, even if nothing is measured: MAGE takes its set at the first.
   const AttentionParts parts = methods_[method].by_size[size]->attend(view.input, view.external);
   const int64_t k = options_.set_sizes[size];
   if (exact.length <= k || !parts.selected.defined()) return;

@@ -1,15 +1,15 @@
-// How well each way of choosing keys would serve a run: every policy is asked at every step of an
-// exact run, on the exact run's own queries, so that all are measured on the same rows and none
-// bends what the next one sees. (`--shadow` measures one policy along its own run.)
+// How good each method's choice of keys would be for a run. Every policy chooses at every step of
+// an exact run, from the exact run's own queries. So all policies are measured on the same rows,
+// and none changes what the next one sees. (`--shadow` measures one policy along its own run.)
 //
-// For a method's set S of a KV head, k keys of N > k, beside S*_token and S*_block, the exact top-k
-// sets of a token and of the block at the same step:
+// For a KV head, S is the method's set of k keys out of N > k. S*_token and S*_block are the exact
+// top-k sets of a token and of the block at the same step.
 //   est_acc   |S n S*_token| / k, mean over the block's tokens (MAGE, eq. 1);
 //   recall    |S n S*_block| / k;
 //   covered   exp(L_S - L_out): share of the prefix's probability on S, mean over queries;
-//   error     of the attention output, external and internal merged: relative L2, and mean |e| per
-//             element (FlashBlock, Table 3); what a residual adds is in it.
-// Rows where a policy reads its whole prefix (MAGE's first step) are no estimate and count nowhere.
+//   error     of the attention output, external and internal merged, with any residual: relative
+//             L2, and mean |e| per element (FlashBlock, Table 3).
+// Rows where a policy reads its whole prefix (MAGE's first step) are left out.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@
 
 namespace blockscope {
 
-/// Sums of everything the meter knows about some rows.
+/// Sums of all quantities over some rows.
 struct EstimateSums {
   enum Quantity : std::uint8_t { kEstAcc, kRecall, kCovered, kSquared, kReference, kAbsolute };
   static constexpr size_t kQuantities = 6;
@@ -42,8 +42,8 @@ struct EstimateSums {
 /// One method at one k.
 struct MethodEstimate {
   std::vector<EstimateSums> by_step;  // [t - 1], all layers and heads
-  std::vector<EstimateSums> by_head;  // [L * H], t > 1; what belongs to a KV head stands at its
-                                      // first query head
+  std::vector<EstimateSums> by_head;  // [L * H], t > 1; values of a KV head are at its first query
+                                      // head
   EstimateSums later() const;         // t > 1, everything
 };
 
@@ -61,8 +61,8 @@ EstimateResult estimates_from_json(const nlohmann::json& json);
 
 struct EstimatorOptions {
   std::vector<int64_t> set_sizes;  // k, ascending
-  std::vector<int64_t> pages;      // of Quest
-  bool all_methods = true;         // false: Quest alone, at t = 1 alone
+  std::vector<int64_t> pages;      // Quest's keys per page
+  bool all_methods = true;         // false: only Quest, and only at t = 1
   int64_t exact_layers = 0;
   uint64_t policy_seed = 0;
 };
@@ -80,7 +80,7 @@ class EstimatorMeter : public DecodeObserver {
   struct Method {
     std::string label;
     int64_t token_page = 0;                                 // Quest per token: keys per page
-    std::vector<std::unique_ptr<AttentionPolicy>> by_size;  // else [k]
+    std::vector<std::unique_ptr<AttentionPolicy>> by_size;  // [k], for all other methods
   };
   struct Exact;
   void add_method(std::string label, PolicyOptions policy, const LoadedModel& model);

@@ -1,5 +1,5 @@
-// MAGE (seed 001), Fig. 3: how well the sets of each method serve the tokens of a block; and Fig.
-// 1: how many keys the tokens of a block want together, and what one set for all of them costs
+// MAGE (seed 001), Fig. 3: how good the key sets of each method are for the tokens of a block.
+// Fig. 1: how many keys the tokens of a block need together, and what one set for all of them costs
 // Quest.
 #include <fmt/format.h>
 
@@ -77,7 +77,7 @@ const EstimateQuantity kEstimates[] = {
      "First order: on the exact run's own queries.",
      [](const EstimateSums& sums) { return sums.relative_l2(); }},
     {"l1", "L1 error of the attention output, mean per element",
-     "As FlashBlock, Table 3 (there: the first layer).",
+     "As FlashBlock, Table 3 (which shows the first layer).",
      [](const EstimateSums& sums) { return sums.mean(Q::kAbsolute); }}};
 
 class EstimatorsStudy : public EstimateStudy {
@@ -150,7 +150,7 @@ StudyReport EstimatorsStudy::report(const std::vector<nlohmann::json>& values) c
   LineChart lines{.x_label = "denoising step t", .y_label = "EstAcc"};
   const size_t middle = result.set_sizes.size() / 2;
   for (size_t m = 0; m < result.methods.size(); ++m) {
-    if (result.methods[m] == "mage+flashblock") continue;  // the sets of mage
+    if (result.methods[m] == "mage+flashblock") continue;  // its sets are mage's
     bars.groups.push_back(result.methods[m]);
     for (size_t k = 0; k < result.set_sizes.size(); ++k) {
       bars.series[k].values.push_back(est_acc(result.estimates[m][k].later()));
@@ -166,7 +166,7 @@ StudyReport EstimatorsStudy::report(const std::vector<nlohmann::json>& values) c
   }
   Figure& by_size = report.figures.emplace_back();
   by_size.name = "estimators";
-  by_size.title = "How well each method's set serves the tokens of a block";
+  by_size.title = "How good each method's set is for the tokens of a block";
   by_size.caption = prompts_text() + "; as MAGE, Fig. 3.";
   draw_bars(bars, by_size);
   by_size.width = 960;
@@ -176,7 +176,7 @@ StudyReport EstimatorsStudy::report(const std::vector<nlohmann::json>& values) c
   by_step.name = "estimators-by-step";
   by_step.title = fmt::format("The same at every step, {}", k_text(middle));
   by_step.caption =
-      prompts_text() + "; a method that reads everything at a step has no point there.";
+      prompts_text() + "; a method that reads everything at a step has no point at that step.";
   draw_chart(lines, by_step);
   by_step.width = 900;
   return report;
@@ -197,7 +197,7 @@ class UnionStudy : public EstimateStudy {
 /// Fig. 1a.
 void UnionStudy::add_unions(EstimateResult result, StudyReport& report) const {
   ReportTable unions{"union",
-                     "Keys that the tokens of a block want together at step 1, in units of k",
+                     "Keys that the tokens of a block need together at step 1, in units of k",
                      "|union of the tokens' top-k sets| / k over blocks, layers and KV heads. As "
                      "MAGE, Fig. 1a.",
                      {{"k", "mean", "median", "95 %", "largest", "n"}, {}}};
@@ -228,7 +228,7 @@ void UnionStudy::add_unions(EstimateResult result, StudyReport& report) const {
     unions.table.rows.push_back(std::move(row));
     Curve curve{.title = k_text(k), .x = {}, .y = {}};
     for (size_t i = 0; i < sizes.size(); ++i) {
-      if (i + 1 < sizes.size() && sizes[i] == sizes[i + 1]) continue;  // the last of equal ones
+      if (i + 1 < sizes.size() && sizes[i] == sizes[i + 1]) continue;  // keep the last of equals
       curve.x.push_back(static_cast<double>(sizes[i]) / size);
       curve.y.push_back(static_cast<double>(i + 1) / count);
     }
@@ -238,7 +238,7 @@ void UnionStudy::add_unions(EstimateResult result, StudyReport& report) const {
   if (spread.curves.empty()) return;
   Figure& figure = report.figures.emplace_back();
   figure.name = "union";
-  figure.title = "Keys that the tokens of a block want together";
+  figure.title = "Keys that the tokens of a block need together";
   figure.caption = prompts_text() + ", step 1; as MAGE, Fig. 1a.";
   draw_chart(spread, figure);
 }

@@ -135,7 +135,7 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
     run.waited_ms = static_cast<double>(choosing.waited_ns) * 1e-6;
     const std::vector<int64_t>& tokens = outcomes.front().generated;
     if (runs.empty()) first = tokens;
-    // A run that stopped earlier has fewer positions: those of the other have no equal.
+    // If one run stopped earlier, the other run's further positions count as different.
     run.tokens = std::ssize(tokens);
     for (size_t i = 0; i < std::min(tokens.size(), first.size()); ++i) {
       run.equal += tokens[i] == first[i] ? 1 : 0;

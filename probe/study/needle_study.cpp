@@ -1,5 +1,5 @@
-// MAGE (seed 001), Table 3 and Fig. 4: accuracy by method, k, context length and depth of what is
-// asked for. Every method decodes each prompt from the same prefill.
+// MAGE (seed 001), Table 3 and Fig. 4: accuracy by method, k, context length and depth of the
+// answer. Every method decodes each prompt from the same prefill.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -66,7 +66,7 @@ class NeedleStudy : public PromptStudy {
   std::string context_name(int64_t context) const {
     return context == 0 ? "prompts" : std::to_string(context);
   }
-  /// Of a method at k; `exact` has none and stands for every k.
+  /// Totals of a method at k. `exact` has no k; its totals are returned for every k.
   const Totals& of(const std::vector<Totals>& totals, const std::string& name, int64_t k) const {
     for (size_t m = 0; m < methods_.size(); ++m) {
       if (methods_[m].name == name && (methods_[m].k == k || methods_[m].k == 0)) return totals[m];
@@ -147,8 +147,8 @@ ReportTable NeedleStudy::table(const std::vector<Totals>& totals, int64_t contex
   return part;
 }
 
-/// Where the methods can be told apart: the smallest k at which exact attention solves what random
-/// keys do not.
+/// Compares the methods at the smallest k at which exact attention solves the task and random keys
+/// do not.
 void NeedleStudy::separation(const std::vector<Totals>& totals, const std::set<int64_t>& contexts,
                              StudyReport& report) const {
   constexpr double kSolved = 0.95;
@@ -242,7 +242,7 @@ Figure NeedleStudy::curves(const std::vector<Totals>& totals,
   Panels panels{.count = contexts.size(), .columns = std::min<size_t>(3, contexts.size())};
   panels.right = 220;
   panels.gap_x = 52;
-  panels.plot_height = 220;  // the key beside it has a line for every method
+  panels.plot_height = 220;  // the key next to the plot has a line for every method
   Figure figure;
   figure.name = "needle-by-k";
   figure.title = "Accuracy against the keys read";
@@ -276,7 +276,7 @@ Figure NeedleStudy::curves(const std::vector<Totals>& totals,
                       file, s + 2, s % 7 + 1, s / 7 + 1, gnuplot_text(shown[s]));
     }
     figure.script += "\n";
-    if (i + 1 < contexts.size()) figure.script += "set key\n";  // unset hides it for good
+    if (i + 1 < contexts.size()) figure.script += "set key\n";  // or "unset key" would last
     ++i;
   }
   figure.script += "unset multiplot\n";

@@ -1,5 +1,5 @@
 // FlashBlock (seed 000), Tables 2 and 3: SparseD per block with and without the attention over
-// unselected keys, by density: accuracy free-running, and under replay of the exact run the L1
+// unselected keys, by density. Free runs give the accuracy. Replays of the exact run give the L1
 // distance to exact attention and the KL of the predictions.
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@
 namespace blockscope {
 namespace {
 
-/// Sums of one method, or of one prompt under it.
+/// Sums over one method, or over one prompt of a method.
 struct Distance {
   ErrorTotals first_layer, all_layers;
   double kl = 0.0;

@@ -1,6 +1,6 @@
 // MAGE (seed 001), Fig. 2 and Table 2: the five stages from predictions to key sets, and the recall
-// of step 1's set over the steps, of the trained model beside its autoregressive backbone. Both are
-// captured (the backbone replays the trained model's run) and stay as traces for other commands.
+// of step 1's set over the steps, for the trained model and its autoregressive backbone. Both are
+// captured; the backbone replays the trained model's run. The traces stay for other commands.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -92,7 +92,7 @@ nlohmann::json StagesStudy::capture(size_t cell, const LoadedModel& model,
   const CaptureCost cost = capture_cost(recorder, decode, prompts, 1, model);
   check_free_space(trace(cell), cost.file_bytes);
   TraceWriterOptions options;
-  options.force = true;  // what a cut run left: its cell was not finished
+  options.force = true;  // replaces what a cut run left: its cell was not finished
   TraceWriter writer(trace(cell), recorder.meta, options);
   const CaptureRun run{model, decode, input_.tokenizer, *policy.policy, 1, /*quiet=*/true};
   const CaptureTotals totals =
@@ -158,7 +158,7 @@ void StagesStudy::add_recall(const TraceGroup& trained, const TraceGroup& backbo
   report.tables.push_back(std::move(recall));
   Figure& figure = report.figures.emplace_back();
   figure.name = "stages";
-  figure.title = "How much of step 1's key set later steps still want";
+  figure.title = "How much of step 1's key set later steps still need";
   figure.caption = fmt::format(
       "{} prompts, the backbone under the trained model's frames. As MAGE, "
       "Fig. 2.",

@@ -35,7 +35,7 @@ void prompt_defaults(StudyOptions& options, std::vector<int64_t> contexts, int64
 
 const std::vector<StudyInfo>& all_studies() {
   static const std::vector<StudyInfo> studies{
-      {"union", "How many keys the tokens of a block want together, and what that costs Quest",
+      {"union", "How many keys the tokens of a block need together, and what that costs Quest",
        "MAGE, Fig. 1", with_prompts({"--k", "--pages"}),
        [](StudyOptions& options) {
          fill(options.set_sizes, {32, 64, 128, 256});
@@ -43,15 +43,14 @@ const std::vector<StudyInfo>& all_studies() {
          prompt_defaults(options, {1024}, 10);
        },
        make_union_study},
-      {"stages", "Five stages from predictions to key sets, trained model beside its backbone",
+      {"stages", "Five stages from predictions to key sets, for a model and its backbone",
        "MAGE, Fig. 2 and Table 2", with_prompts({"--k", "--backbone"}),
        [](StudyOptions& options) {
          fill(options.set_sizes, {32, 64, 128});
          prompt_defaults(options, {1024}, 10);
        },
        make_stages_study},
-      {"estimators",
-       "How well the sets of every method serve a run: EstAcc, recall, covered, error",
+      {"estimators", "How good the key sets of every method are: EstAcc, recall, covered, error",
        "MAGE, Fig. 3", with_prompts({"--k", "--pages", "--exact-layers", "--policy-seed"}),
        [](StudyOptions& options) {
          fill(options.set_sizes, {32, 64, 128, 256});
@@ -84,7 +83,7 @@ const std::vector<StudyInfo>& all_studies() {
          prompt_defaults(options, {256, 512, 1024}, 10);
        },
        make_tau_study},
-      {"caches", "What every cache computes, takes and answers, with every strategy",
+      {"caches", "Accuracy, computed rows and speed of every cache with every strategy",
        "d2Cache, Table 1; Fast-dLLM, Table 1", with_prompts({"--caches", "--strategies"}),
        [](StudyOptions& options) {
          fill(options.strategies, {"low_confidence_static", "threshold"});

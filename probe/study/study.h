@@ -1,6 +1,6 @@
-// A study makes one table or figure of a paper on any model: work in cells, each safe on disk once
-// it is measured, and a report of all of them. To add one: a file with its Study and its source, a
-// line in studies.cpp.
+// A study makes one table or figure of a paper for any model. Its work is divided into cells. Each
+// cell is safe on disk once it is measured, and a report covers all of them. To add a study: a file
+// with the Study and its source, and a line in studies.cpp.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace blockscope {
 
-/// What a study may be told; each looks at some of it (StudyInfo::options).
+/// The options of all studies; each study uses some of them (StudyInfo::options).
 struct StudyOptions {
   StudyPromptFlags prompts;
   std::vector<int64_t> set_sizes;       // --k
@@ -47,8 +47,8 @@ struct StudyInput {
   const ModelFlags& model_flags;
 };
 
-/// What a reader gets: tables for the terminal, one row a number for CSV, pictures. Where text and
-/// CSV have the same rows, both come from one list of TableCell.
+/// The results for a reader: tables for the terminal, CSV and figures. If text and CSV have the
+/// same rows, both come from one list of TableCell.
 struct StudyReport {
   std::vector<ReportTable> tables;
   std::vector<std::string> notes;  // sentences below the tables
@@ -59,14 +59,14 @@ struct StudyReport {
 class Study {
  public:
   virtual ~Study() = default;
-  /// Names of the cells, unique, in the order of the work. What a name stands for is decided by the
-  /// settings that the store compares.
+  /// Unique names of the cells, in the order of the work. The settings that the store compares
+  /// decide what a name means.
   virtual std::vector<std::string> cells() const = 0;
-  /// Files besides the results that measuring writes into the folder.
+  /// Files that measuring writes into the folder, in addition to the results.
   virtual std::vector<std::string> outputs() const { return {}; }
-  /// What the report needs of a cell. Throws InterruptedError.
+  /// Measures what the report needs of a cell. Throws InterruptedError.
   virtual nlohmann::json measure(size_t cell) = 0;
-  /// `values`: of all cells, in their order.
+  /// `values`: the measured values of all cells, in their order.
   virtual StudyReport report(const std::vector<nlohmann::json>& values) const = 0;
 };
 
@@ -82,12 +82,12 @@ class PromptStudy : public Study {
   std::vector<StudyPrompt> prompts_;
 };
 
-/// A study by name, and what it is about.
+/// A study with its name and description.
 struct StudyInfo {
   std::string name;                         // "needle"
   std::string description;                  // one line
   std::string source;                       // "MAGE, Table 3 and Fig. 4"
-  std::vector<std::string> options;         // flags of `study` that it looks at, with dashes
+  std::vector<std::string> options;         // flags of `study` that it uses, with dashes
   void (*defaults)(StudyOptions& options);  // fills in what was not given
   std::unique_ptr<Study> (*make)(const StudyInput& input);
 };
@@ -109,11 +109,11 @@ std::unique_ptr<Study> make_time_study(const StudyInput& input);
 /// "41.2", one decimal of a share in percent; "-" for NaN.
 std::string percent_number(double share);
 
-/// Each once, in the order of the prompts; "" of given ones.
+/// The tasks, each once, in the order of the prompts; "" for given prompts.
 std::vector<std::string> tasks_of(const std::vector<StudyPrompt>& prompts);
 using TaskTotals = std::map<std::string, MethodTotals>;
-/// A row for each method: its accuracy by task, and over all tasks the share of tokens equal to
-/// the first method's and of keys not read. `title`: of the methods' names.
+/// A row for each method: its accuracy by task, and over all tasks the share of tokens equal to the
+/// first method's and the share of keys not read. `title`: the heading of the methods' names.
 NumberTable accuracy_by_task(const std::string& title, const std::vector<std::string>& names,
                              const std::vector<std::string>& tasks,
                              const std::vector<TaskTotals>& totals);

@@ -1,4 +1,4 @@
-// The prompts of a study: a file of the user's, or generated ones of exact length and depth.
+// The prompts of a study: given by the user, or generated with an exact length and depth.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,13 @@ struct StudyPromptFlags {
 struct StudyPrompt {
   RunPrompt prompt;
   std::string task;     // empty: given
-  int64_t context = 0;  // length asked of the generator; 0: given
+  int64_t context = 0;  // length that the generator was asked for; 0: given
   int64_t depth = -1;   // index of the place, below `depths`; -1: anywhere or given
 };
 
-/// Checked against model and options. Throws what load_prompts throws, CheckpointError without a
-/// tokenizer, UsageError for a task that has no place in the context where depths are asked for.
+/// The prompts, checked against model and options. Throws what load_prompts throws, CheckpointError
+/// without a tokenizer, and UsageError if depths are asked for and a task has no place in the
+/// context.
 std::vector<StudyPrompt> study_prompts(const StudyPromptFlags& flags, const LoadedModel& model,
                                        const Tokenizer* tokenizer, int64_t gen_length,
                                        const DecodeOptions& options);

@@ -16,7 +16,7 @@
 namespace blockscope {
 namespace {
 
-/// "contexts: expected [512], got [1024]" of the first setting that differs; empty: none does.
+/// The first setting that differs: "contexts: expected [512], got [1024]"; empty: none differs.
 std::string first_difference(const nlohmann::json& there, const nlohmann::json& asked) {
   for (const auto& [key, value] : asked.items()) {
     if (!there.contains(key)) return fmt::format("{}: expected none, got {}", key, value.dump());
@@ -41,7 +41,7 @@ StudyStore::StudyStore(std::string path, const nlohmann::json& settings, bool re
         fmt::format("{}: exists. HINT: --resume goes on with it, --force begins again", path_));
   }
   if (!exists || force) {
-    if (std::filesystem::is_regular_file(there)) take();  // nobody measures into it
+    if (std::filesystem::is_regular_file(there)) take();  // throws if another process uses it
     OutputFile begun(path_, force);
     begun.write(nlohmann::json{{"settings", settings}}.dump() + "\n");
     begun.sync();
@@ -75,7 +75,7 @@ void StudyStore::read(const nlohmann::json& settings) {
   int64_t number = 0;
   while (begin < content.size()) {
     const size_t end = content.find('\n', begin);
-    if (end == std::string::npos) break;  // cut while it was written
+    if (end == std::string::npos) break;  // a kill cut this line
     const nlohmann::json line =
         nlohmann::json::parse(content.begin() + static_cast<std::ptrdiff_t>(begin),
                               content.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);

@@ -1,6 +1,6 @@
-// Where a study keeps what it measured: `<folder>/<study>.cells.jsonl`, a first line with the
-// settings, then one line a cell, each on disk before the next is begun. A line that a kill cut is
-// measured again; a file of other settings is refused.
+// Stores what a study measured in `<folder>/<study>.cells.jsonl`: the settings in the first line,
+// then one line per cell. A line is on disk before the next cell is begun. A line that a kill cut
+// is measured again. A file with other settings is refused.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ namespace blockscope {
 
 class StudyStore {
  public:
-  /// `resume`: go on with the file if there is one; else it must not exist, unless `force` replaces
-  /// it. Throws UsageError for an existing file without either, and, naming the setting, for one of
-  /// other settings; Error when it is a link, or can't be read or written.
+  /// `resume`: go on with an existing file. `force`: replace it. Throws UsageError for an existing
+  /// file without either, and for a file with other settings (the message names one). Throws Error
+  /// if the file is a link, or can't be read or written.
   StudyStore(std::string path, const nlohmann::json& settings, bool resume, bool force);
 
   bool has(const std::string& cell) const { return values_.contains(cell); }
   const nlohmann::json& value(const std::string& cell) const { return values_.at(cell); }
   size_t size() const { return values_.size(); }
-  /// Returns once the line is on disk. Throws Error when it can't be written; what was there stays.
+  /// Returns once the line is on disk. Throws Error if it can't be written; earlier lines stay.
   void put(const std::string& cell, nlohmann::json value);
   const std::string& path() const { return path_; }
 

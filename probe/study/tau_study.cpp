@@ -1,5 +1,5 @@
 // FlashBlock (seed 000), Table 4 and Fig. 3: accuracy, reads and time of a step by tau and context
-// length, every head reusing.
+// length, if every head reuses.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class TauStudy : public PromptStudy {
     }
   }
 
-  /// The methods take turns as many times as asked, so that a drift of the machine meets all.
+  /// The methods take turns, so that a drift of the machine's speed affects all of them.
   nlohmann::json measure(size_t cell) override {
     nlohmann::json runs = nlohmann::json::array();
     for (int64_t r = 0; r < input_.options.repeats; ++r) {

@@ -1,8 +1,8 @@
 // MAGE (seed 001), Figs. 5-7: time per output block by method, context length and steps per block,
-// and what of a step is attention, choosing keys, and the rest. The prefix is random
-// (random_prefix): what a step costs does not depend on what the keys say, and 32k positions need
-// no prefill. On a device the parts of a step are unknown: a step ends when its tokens are there,
-// its parts when they are launched.
+// and the parts of a step: attention, choosing keys, and the rest. The prefix is random
+// (random_prefix): the cost of a step does not depend on the values of the keys, and 32k positions
+// then need no prefill. On a device the parts of a step are unknown: the host sees when a step's
+// tokens arrive, but for its parts only when they are launched.
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
@@ -61,7 +61,7 @@ class TimeStudy : public Study {
   struct Summary {
     Spread block_ms, speedup;  // speedup: exact / this, turn by turn
     double step = 0.0, attention = 0.0, choosing = 0.0, rest = 0.0;  // ms a denoising step
-    double estimating = 0.0, other = 0.0;  // ms of a step that chooses, and of one that does not
+    double estimating = 0.0, other = 0.0;  // ms of a step that chooses, of one that does not
     double estimating_share = 0.0;         // of the denoising steps
     double beside = 0.0, waited = 0.0;     // ms per estimating step on the second thread
     double attention_bytes = 0.0, choosing_bytes = 0.0, flops = 0.0;  // per denoising step
@@ -165,7 +165,7 @@ nlohmann::json TimeStudy::measure(size_t index) {
     return run_methods(input_.model, nullptr, decode, prompt, methods_, input_.options.batch_size,
                        counts_reads);
   };
-  // On a device a step that nobody looks into is one launch: what is read is counted before.
+  // On a device an unobserved step is one launch. So the reads are counted in an earlier run.
   std::vector<MethodRun> counted;
   if (on_device()) counted = run(true);
   nlohmann::json turns = nlohmann::json::array();
@@ -260,7 +260,7 @@ TimeStudy::Cells TimeStudy::step_cells(const Summary& s) {
           {"share choosing", "choosing_share", s.estimating_share, percent_number},
           {"a choosing step", "choosing_step_ms", s.estimating, ms},
           {"another step", "other_step_ms", s.other, ms},
-          {"beside", "beside_ms", s.beside, ms},
+          {"2nd thread", "beside_ms", s.beside, ms},
           {"waited", "waited_ms", s.waited, ms},
           {"", "attention_bytes", s.attention_bytes},
           {"", "choosing_bytes", s.choosing_bytes},
@@ -297,18 +297,18 @@ StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
        fmt::format(
            "{} blocks of {} positions, batch {}, k = {}, random prefix; all denoising steps "
            "and the commit pass, without prefill; median of {} turns [least, most]. \"bytes\": "
-           "exact's over the method's, key and value bytes a step with what choosing reads; "
-           "\"with weights\": the same with the {:.0f} MB of weights that every step reads; "
-           "FLOPs of attention and choosing. As MAGE, Figs. 5 and 7.",
+           "key and value bytes per step, exact over method, with what choosing reads. "
+           "\"with weights\": the same with the {:.0f} MB of weights that every step reads. "
+           "FLOPs: of attention and choosing. As MAGE, Figs. 5 and 7.",
            input_.options.blocks, block_length(), input_.options.batch_size,
            input_.options.set_sizes.front(), input_.options.repeats, weight_bytes() / kMega),
        {}},
       {"time-steps",
        "One denoising step, milliseconds: attention, choosing keys, the rest; steps that choose "
        "apart",
-       "Means over steps. Choosing: on the decoding thread, waiting for the second one included. "
-       "\"beside\": on the second thread, per step that chooses, and what of it was waited for. On "
-       "a device the parts are unknown. As MAGE, Fig. 6.",
+       "Means over steps. Choosing: on the decoding thread, with waiting for the second thread. "
+       "\"2nd thread\": choosing on it, per step that chooses. \"waited\": the part of "
+       "it that decoding waited for. On a device the parts are unknown. As MAGE, Fig. 6.",
        {}}};
   for (size_t c = 0; c < cells_.size(); ++c) add_rows(c, all[c], report);
   report.figures = {speedups(all)};

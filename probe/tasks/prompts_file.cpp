@@ -6,7 +6,7 @@ namespace blockscope {
 
 namespace {
 
-/// Prompt `i` of `spec`, whose tasks are named.
+/// Prompt `i` of `spec`. `tasks`: the tasks of the spec, or all.
 TaskPrompt prompt_at(const PromptsSpec& spec, const std::vector<Task>& tasks, std::size_t i) {
   const std::size_t turn = i / tasks.size();
   return make_prompt(tasks[i % tasks.size()], spec.contexts[turn % spec.contexts.size()],

@@ -13,7 +13,7 @@
 namespace blockscope {
 
 struct PromptsSpec {
-  std::size_t count = 20;  // in total, dealt to (context length, task) in turn
+  std::size_t count = 20;  // in total; pairs of (context length, task) take turns
   std::vector<std::size_t> contexts = {1024};
   std::vector<Task> tasks;  // empty: all
   TaskSplit split = TaskSplit::kTest;
@@ -22,7 +22,8 @@ struct PromptsSpec {
 
 std::vector<TaskPrompt> make_prompts(const PromptsSpec& spec);
 std::string prompt_json(const TaskPrompt& prompt);
-/// One at a time; stops when `out` takes no more. `before_each` hears how many are written.
+/// Writes the prompts one at a time, and stops if `out` fails. `before_each` gets the number of
+/// prompts written so far.
 void write_prompts(
     const PromptsSpec& spec, std::ostream& out,
     const std::function<void(std::size_t written)>& before_each = [](std::size_t) {});

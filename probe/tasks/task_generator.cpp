@@ -12,7 +12,7 @@ using Words = std::vector<TaskWord>;
 
 struct Statement {
   Words words;
-  std::size_t slot = 0;  // filler sentence it stands before
+  std::size_t slot = 0;  // the filler sentence before which it is placed
   double depth = -1.0;   // filled in by `lay_out`
 };
 
@@ -89,7 +89,7 @@ class Writer {
     return word;
   }
 
-  /// False when the statements do not fit the context any more.
+  /// Returns false if the statements do not fit the rest of the context.
   bool add_statements(const std::vector<Words>& list, Fact& fact) {
     std::size_t size = 0;
     for (const Words& words : list) size += words.size();
@@ -191,7 +191,7 @@ class Writer {
         append_indices(statements, known[i]->statements);
       }
     } else {
-      // Facts of a task are asked in turn, so that no question is repeated before all were asked.
+      // Facts of a task take turns, so no question is repeated before all were asked.
       const Fact& fact = *known[turn % known.size()];
       key = fact.key;
       answer = fact.answer;
@@ -256,7 +256,7 @@ class Writer {
   }
 
   void ask_sort() {
-    Words pool = task_words().letters;  // in alphabetical order, so indices sort as letters do
+    Words pool = task_words().letters;  // in alphabetical order, so indices sort like letters
     random_.shuffle(pool);
     pool.resize(random_.between(4, 8));
     Words sorted = pool;
@@ -264,7 +264,7 @@ class Writer {
     ask(Task::kSort, words_of({"Sort", ":"}), pool, sorted, {});
   }
 
-  /// Filler sentences up to the context length, with the statements at random places among them.
+  /// Writes filler sentences up to the context length, with the statements at random places.
   void lay_out(Words& context) {
     static const Words head = words_of({"Text", ":"});
     std::vector<Words> fillers;
@@ -361,7 +361,7 @@ TaskPrompt make_prompt(Task task, std::size_t context_length, TaskSplit split, s
   if (depth.has_value()) {
     if (task != Task::kNeedle && task != Task::kSentence) {
       throw UsageError(
-          "--depths: expected needle or sentence, whose answer stands at one place, "
+          "--depths: expected needle or sentence, whose answer is in one place, "
           "got the task '" +
           std::string(kTaskNames[t]) + "'");
     }

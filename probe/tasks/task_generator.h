@@ -1,7 +1,7 @@
-// Seeded synthetic tasks for the shipped model: readable filler text with needles in it, followed
-// by questions. A document is a context and any number of questions, each to be read on its own
-// right after the context: training uses all of them, a prompt is the context with one. No LibTorch
-// here.
+// Seeded synthetic tasks for the shipped model: readable filler text with needles in it, then
+// questions. A document is a context and any number of questions. Each question is read alone,
+// right after the context. Training uses all questions; a prompt is the context with one of them.
+// No LibTorch here.
 //
 // clang-format off
 //   Text: The old baker walked slowly to the market. Note: Anna amber river. kite = lamp. ...
@@ -38,7 +38,8 @@ struct TaskQuestion {
   Task task = Task::kNeedle;
   std::vector<TaskWord> question;  // from "\n" to "A:"
   std::vector<TaskWord> answer;    // without the end token
-  double depth = -1.0;  // where the asked needle starts, 0 = start of the context; -1: not in it
+  double depth =
+      -1.0;  // relative place of the asked needle, 0: start of the context; -1: no needle
 };
 
 struct TaskDocument {
@@ -46,21 +47,21 @@ struct TaskDocument {
   std::vector<TaskQuestion> questions;
 };
 
-/// What to put into one document. Counts are upper limits: what does not fit the context is left
-/// out, and its questions with it.
+/// The contents of one document. Counts are upper limits: statements that do not fit the context
+/// are left out, and so are their questions.
 struct DocumentSpec {
-  std::size_t context_length = 64;  // words of the context at most
+  std::size_t context_length = 64;  // most words of the context
   std::size_t needles = 4;          // at least 1
   std::size_t sentences = 0;        // needles in the wordier form
   std::size_t chains = 0;
   std::array<std::size_t, kNumTasks> questions{};  // how many questions of each task
-  std::size_t least_terms = 2;                     // of a sum; the most is 4
-  double depth = -1.0;  // in [0, 1]: puts the statements that are asked for near this depth
+  std::size_t least_terms = 2;                     // fewest terms of a sum; the most is 4
+  double depth = -1.0;  // in [0, 1]: put the statements that are asked for near this depth
 };
 
 TaskDocument make_document(const DocumentSpec& spec, TaskRandom& random);
 
-/// One prompt of the given task: context + question, at most `context_length` words.
+/// One prompt of a task: context and question, at most `context_length` words.
 struct TaskPrompt {
   std::string id;      // "test-needle-1024-7-000012": split, task, context length, seed, index
   std::string prompt;  // text
@@ -70,12 +71,13 @@ struct TaskPrompt {
   double depth = -1.0;
   std::vector<TaskWord> prompt_words, answer_words;
 };
-/// `depth` in [0, 1]: where the statement that is asked for stands; unset: drawn. Throws UsageError
-/// for a depth where the answer does not stand at one place: other tasks than needle and sentence.
+/// `depth` in [0, 1]: the place of the statement that is asked for; unset: random. Throws
+/// UsageError for a depth with a task whose answer is not in one place (all but needle and
+/// sentence).
 TaskPrompt make_prompt(Task task, std::size_t context_length, TaskSplit split, std::uint64_t seed,
                        std::uint64_t index, std::optional<double> depth = std::nullopt);
 
-/// The number of needles that a context of this length holds: 4 at 64 ... 24 at 1,024.
+/// The number of needles in a context of this length: from 4 at 64 words to 24 at 1,024.
 std::size_t needles_for_context(std::size_t context_length);
 
 std::string task_text(const std::vector<TaskWord>& words);

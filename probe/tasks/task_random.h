@@ -1,7 +1,6 @@
-// The random stream of the task generator: SplitMix64, the same numbers on every platform. Training
-// and test streams never meet: the top bit of the stream number is the split, and the map from
-// stream number to state is a bijection of 64-bit integers, so two streams start in different
-// states.
+// The random stream of the task generator: SplitMix64, with the same numbers on every platform. The
+// top bit of a stream's number is the split (training or test). The map from stream number to state
+// is a bijection of 64-bit integers, so two streams always start in different states.
 #pragma once
 
 #include <cstddef>

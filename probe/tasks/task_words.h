@@ -1,5 +1,5 @@
-// The words the task generator writes with. Every word is one token of
-// models/needle/tokenizer.json: make_tokenizer.py reads the same lists from task_words.cpp.
+// The words of the task generator. Every word is one token of models/needle/tokenizer.json, because
+// make_tokenizer.py reads the same lists from task_words.cpp.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace blockscope {
 using TaskWord = std::uint16_t;
 
 struct TaskWords {
-  std::vector<std::string> text;  // as it stands in the text, with its leading space if any
+  std::vector<std::string> text;  // the word in the text, with its leading space if it has one
   std::vector<TaskWord> names;    // " Anna": keys of needles
   std::vector<TaskWord> values;   // " amber": values of needles, variables of chains
   std::vector<TaskWord> letters;  // " b" ... " z": what `sort` sorts
   std::vector<TaskWord> digits;   // "0" ... "9", no leading space
   std::vector<TaskWord> adjectives, nouns, verbs, prepositions, adverbs;  // filler sentences
 
-  /// The index of a word that is known to be in the list.
+  /// The index of a word, which must be in the list.
   TaskWord index(const std::string& word) const;
 };
 

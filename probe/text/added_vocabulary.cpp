@@ -97,7 +97,7 @@ std::optional<AddedVocabulary::Match> AddedVocabulary::longest_match(const Match
 
 void AddedVocabulary::split(std::string_view text, const Matcher& matcher,
                             const SegmentSink& sink) const {
-  std::size_t rest = 0;  // end of the last token, with the white space it took
+  std::size_t rest = 0;  // end of the last token, including its white space
   for (std::size_t i = 0; i < text.size();) {
     const std::optional<Match> match = longest_match(matcher, text, i);
     if (!match) {
@@ -106,7 +106,7 @@ void AddedVocabulary::split(std::string_view text, const Matcher& matcher,
     }
     std::size_t begin = i;
     std::size_t end = match->end;
-    i = match->end;  // the search goes on here even if the match is dropped or takes white space
+    i = match->end;  // the search continues here even if the match is dropped
     const AddedToken& token = tokens_[match->token];
     if (token.single_word && (ends_with_word(text, begin) || starts_with_word(text, end))) continue;
     if (token.lstrip) {

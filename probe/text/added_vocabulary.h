@@ -1,6 +1,6 @@
-// Tokens that are found in the text before pre-tokenization and BPE: special tokens such as
-// `<|im_end|>` and tokens added after training. Matching is leftmost-longest, first in the raw text
-// (normalized = false), then in the normalised rest.
+// Tokens that are matched in the text before pre-tokenization and BPE: special tokens such as
+// `<|im_end|>`, and tokens that were added after training. Matching is leftmost-longest, first in
+// the raw text (normalized = false), then in the normalised rest.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ using SegmentSink = std::function<void(const TextSegment&)>;
 
 class AddedVocabulary {
  public:
-  /// Adds or (same content) replaces a token. Call index() after the last one.
+  /// Adds a token, or replaces the one with the same content. Call index() after the last one.
   void add(AddedToken token);
 
   /// Builds the matchers; `normalizer` is the tokenizer's. Returns warnings.
@@ -58,7 +58,7 @@ class AddedVocabulary {
     };
     std::vector<Node> nodes{1};
 
-    /// False if the pattern is there already.
+    /// Returns false if the pattern was added before.
     bool add(std::string_view pattern, std::size_t token);
   };
   struct Match {

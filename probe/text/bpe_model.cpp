@@ -22,7 +22,7 @@ std::uint64_t pair_key(TokenId left, TokenId right) {
          static_cast<std::uint32_t>(right);
 }
 
-/// Refuses an option that would change the ids and that no byte-level tokenizer uses.
+/// Refuses an option that would change the ids. No byte-level tokenizer uses it.
 void refuse_affix(const JsonView& json, const std::string& key) {
   const std::optional<JsonView> value = json.find(key);
   if (value && !value->string().empty()) value->fail("null or an empty string");

@@ -17,8 +17,8 @@
 
 namespace blockscope {
 
-/// Ids from 0 to this are accepted: 16 times the largest vocabulary in use, so that a damaged id
-/// can't make tables of gigabytes.
+/// The largest accepted id: 16 times the largest vocabulary in use. A damaged id can't make tables
+/// of gigabytes.
 inline constexpr TokenId kMaxTokenId = (1 << 22) - 1;
 
 [[noreturn]] void refuse_more_tokens(std::size_t most);
@@ -29,7 +29,7 @@ class BpeModel {
   static BpeModel from_json(const JsonView& json);
 
   std::optional<TokenId> token_to_id(std::string_view token) const;
-  /// Empty view with has_token(id) false if the id has no token.
+  /// Empty if the id has no token; then has_token(id) is false.
   std::string_view id_to_token(TokenId id) const;
   bool has_token(TokenId id) const;
 
@@ -37,14 +37,14 @@ class BpeModel {
   std::size_t size() const { return vocab_.size(); }
   /// Largest id + 1.
   std::size_t id_end() const { return tokens_.size(); }
-  /// Bytes of text that one token stands for, at most, where every byte has a token of its own; 0:
-  /// some have none, and a word that holds them may give nothing.
+  /// The largest number of text bytes of one token, if every byte has its own token. 0: some bytes
+  /// have no token, so a word with them may give no token.
   std::size_t most_bytes_of_token() const { return spells_every_byte_ ? longest_ : 0; }
 
-  /// Encodes many words, and remembers the short ones; one per call of Tokenizer::encode.
+  /// Encodes many words and caches the short ones. Each call of Tokenizer::encode has its own.
   class Encoder {
    public:
-    /// `most`: ids that the caller can use.
+    /// `most`: the largest number of ids that the caller can use.
     Encoder(const BpeModel& model, std::size_t most) : model_(model), most_(most) {}
     /// Appends the ids of one word. A character outside the vocabulary becomes the unknown token,
     /// or nothing if there is none, as in the package. Throws PromptError when there are more than
@@ -92,7 +92,7 @@ class BpeModel {
   const Merge* find_merge(TokenId left, TokenId right) const;
 
   std::unordered_map<std::string, TokenId, StringHash, std::equal_to<>> vocab_;
-  std::size_t longest_ = 1;  // bytes of a token in the byte alphabet, and so of text at most
+  std::size_t longest_ = 1;  // most bytes of a token in the byte alphabet, and so of its text
   bool spells_every_byte_ = false;
   std::vector<const std::string*> tokens_;  // [id_end], keys of vocab_, null where none
   std::unordered_map<std::uint64_t, Merge> merges_;

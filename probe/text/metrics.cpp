@@ -58,8 +58,8 @@ std::size_t lcs_length(const std::u32string& a, const std::u32string& b) {
   return length;
 }
 
-/// Sentences of `rouge`: parts between dots, empty ones dropped, as words; a blank part is one
-/// empty word, as joining and splitting at single spaces leaves it.
+/// The sentences of `rouge`, as words: parts between dots, without empty ones. As in `rouge`, a
+/// blank part is one empty word.
 std::vector<std::vector<std::string>> sentences_of(std::string_view text) {
   std::vector<std::vector<std::string>> sentences;
   for (const std::string& part : split_text(text, std::string("."))) {
@@ -70,8 +70,8 @@ std::vector<std::vector<std::string>> sentences_of(std::string_view text) {
   return sentences;
 }
 
-/// Adds the words of one longest common subsequence of x and y; among several the one that
-/// `rouge`'s walk from the end finds.
+/// Adds the words of one longest common subsequence of x and y: the one that `rouge` finds, which
+/// walks from the end.
 void add_lcs_words(const std::vector<std::string>& x, const std::vector<std::string>& y,
                    std::set<std::string>& words) {
   const std::size_t columns = y.size() + 1;
@@ -104,7 +104,7 @@ std::size_t num_distinct(const std::vector<std::vector<std::string>>& sentences)
   return words.size();
 }
 
-/// Input of any bytes: malformed UTF-8 counts as U+FFFD.
+/// Accepts any bytes: malformed UTF-8 becomes U+FFFD.
 std::u32string characters_of(std::string_view text) { return to_utf32(replace_invalid_utf8(text)); }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Scores of an answer against references, in [0, 1], higher is better; with several references the
-// best one counts. Formulas follow the benchmarks people compare with (SQuAD, LongBench) and are
-// written out here, because those differ in details.
+// Scores of an answer against references, in [0, 1]; higher is better. With several references the
+// best score counts. The formulas follow the common benchmarks (SQuAD, LongBench), which differ in
+// details; so each formula is given here.
 #pragma once
 
 #include <optional>
@@ -28,25 +28,25 @@ std::string normalize_answer(std::string_view text);
 /// 1 if the normalised texts are equal, else 0.
 double exact_match(std::string_view prediction, std::string_view reference);
 
-/// 1 if the normalised reference is a substring of the normalised prediction (an empty one only in
-/// an empty prediction), else 0.
+/// 1 if the normalised reference is a substring of the normalised prediction, else 0. An empty
+/// reference counts only for an empty prediction.
 double contains(std::string_view prediction, std::string_view reference);
 
 /// SQuAD / LongBench qa_f1: words of the normalised texts as multisets; 2PR / (P + R) with
 /// P = common / |prediction|, R = common / |reference|; 0 if nothing is common.
 double f1_score(std::string_view prediction, std::string_view reference);
 
-/// ROUGE-L F as PyPI `rouge` 1.0.1 computes it (LongBench's rouge_score): both texts are cut at '.'
-/// into sentences and at white space into words; U is the set of words that lie on the longest
-/// common subsequence of some reference sentence with some predicted sentence; with n, m the
-/// numbers of distinct words of prediction and reference, P = |U| / n, R = |U| / m and F = 2 P R /
-/// (P + R + 1e-8). 0 if a text is empty or only dots. Case and punctuation count.
+/// ROUGE-L F as PyPI `rouge` 1.0.1 computes it (LongBench's rouge_score). Both texts are split into
+/// sentences at '.' and into words at white space. U is the set of words on a longest common
+/// subsequence of any reference sentence with any predicted sentence; n and m are the numbers of
+/// distinct words of prediction and reference. P = |U| / n, R = |U| / m, F = 2 P R / (P + R +
+/// 1e-8). 0 if a text is empty or has only dots. Case and punctuation count.
 double rouge_l(std::string_view prediction, std::string_view reference);
 
-/// Similarity over Unicode characters that LongBench's code_sim rounds to percent (`ratio` of
-/// python-Levenshtein): 2 LCS(a, b) / (|a| + |b|), that is 1 - insertions and deletions / (|a| +
-/// |b|); 1 for two empty texts. The text is compared as it is: code_sim's choice of a line is the
-/// caller's.
+/// Similarity over Unicode characters (`ratio` of python-Levenshtein): 2 LCS(a, b) / (|a| + |b|),
+/// which equals 1 - (insertions + deletions) / (|a| + |b|); 1 for two empty texts. LongBench's
+/// code_sim rounds it to percent, and compares one line of the text; here the caller chooses the
+/// text.
 double edit_similarity(std::string_view prediction, std::string_view reference);
 
 /// Best score over the references; 0 if there are none.

@@ -47,7 +47,7 @@ class Normalizer {
 /// Reads {"String": s} or {"Regex": s}, as Replace and Split spell patterns.
 Regex read_pattern(const JsonView& node);
 
-/// Sequences may nest; this deep at most.
+/// The largest nesting depth of Sequences.
 inline constexpr int kMaxComponentDepth = 16;
 
 }  // namespace blockscope

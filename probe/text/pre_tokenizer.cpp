@@ -58,8 +58,8 @@ void PreTokenizer::append(const JsonView& node, int depth) {
   }
 }
 
-/// Turns the pieces of a word, each matched by a pattern or between two matches, into words, as
-/// SplitDelimiterBehavior defines it.
+/// Joins pieces to words, as SplitDelimiterBehavior defines it. A piece is a match of the pattern,
+/// or the text between two matches.
 class PreTokenizer::Merger {
  public:
   Merger(std::string_view text, Behavior behavior, const WordSink& sink)

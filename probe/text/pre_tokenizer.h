@@ -1,5 +1,5 @@
-// The `pre_tokenizer` of a tokenizer.json: cuts normalised text into the words that BPE sees one by
-// one. Supported: Split, ByteLevel, Digits, Sequence; any other type is refused by name.
+// The `pre_tokenizer` of a tokenizer.json: splits normalised text into the words that BPE gets one
+// by one. Supported: Split, ByteLevel, Digits, Sequence; any other type is refused by name.
 #pragma once
 
 #include <cstddef>
@@ -24,11 +24,11 @@ class PreTokenizer {
   /// `json` is the value of the key "pre_tokenizer", null included. Throws CheckpointError.
   static PreTokenizer from_json(const JsonView& node);
 
-  /// Hands the words of `text`, which must be well-formed UTF-8, to `sink`, from left to right;
-  /// none is empty. Needs memory for the longest word, not for all of them.
+  /// Hands the words of `text` to `sink`, from left to right; no word is empty. `text` must be
+  /// well-formed UTF-8. Needs memory for the longest word only.
   void apply(std::string_view text, const WordSink& sink) const;
 
-  /// Whether the words hold every byte of the text, each spelled in the byte alphabet.
+  /// Whether the words contain every byte of the text, spelled in the byte alphabet.
   bool spells_every_byte() const;
 
  private:

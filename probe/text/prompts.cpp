@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::int64_t kMaxGenLength = 1 << 24;
 
-/// One line's object with its place, for errors "prompts.jsonl:12: key prompt: ...".
+/// The object of one line and its place, for errors like "prompts.jsonl:12: key prompt: ...".
 class LineReader {
  public:
   LineReader(json& object, std::string place) : object_(object), place_(std::move(place)) {}
@@ -123,7 +123,7 @@ PromptInput read_input(LineReader& line) {
   return std::move(text);  // it may be long
 }
 
-/// The first of these keys that is there; empty if none is.
+/// The value of the first of these keys that is present; empty if none is.
 std::string read_name(const LineReader& line, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
     const json* value = line.find(key);
@@ -183,7 +183,8 @@ json parse_line(std::string_view text, const std::string& place) {
   return object;
 }
 
-/// Next line without its end, at most kMaxPromptLineBytes; false at the end of the stream.
+/// Reads the next line without its line end, at most kMaxPromptLineBytes. Returns false at the end
+/// of the stream.
 bool read_line(std::istream& stream, std::string& line, const std::string& where,
                std::size_t number) {
   line.clear();
@@ -279,7 +280,7 @@ std::vector<TokenId> tokenize_prompt(const Prompt& prompt, const Tokenizer& toke
   } else if (const auto* messages = std::get_if<std::vector<ChatMessage>>(&prompt.input)) {
     if (chat == nullptr) {
       fail(
-          "messages need a chat template, and the checkpoint has none. HINT: pass the text as "
+          "messages need a chat template, but the checkpoint has none. HINT: pass the text as "
           "\"prompt\"");
     }
     ids = encode(chat->render(*messages, options), false);

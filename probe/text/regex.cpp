@@ -17,8 +17,8 @@ namespace blockscope {
 namespace {
 
 constexpr std::size_t kMaxPatternBytes = 16384;  // the longest pattern in use has under 1000
-// The first is Oniguruma's own default and thus the package's; the second also bounds a pattern
-// that fails slowly at every position of a long text.
+// The first limit is Oniguruma's default, and so the package's. The second one also bounds a
+// pattern that fails slowly at every position of a long text.
 constexpr unsigned long kRetriesPerMatch = 10'000'000;
 constexpr unsigned long kRetriesPerSearch = 100'000'000;
 
@@ -91,7 +91,7 @@ Regex& Regex::operator=(Regex&& other) noexcept {
 
 namespace {
 
-/// One search loop's working memory, made once for all matches in a text.
+/// The working memory of a search loop, made once for all matches in a text.
 class Searcher {
  public:
   Searcher() : region_(onig_region_new()), param_(onig_new_match_param()) {

@@ -1,5 +1,5 @@
-// One compiled Oniguruma pattern, with the engine, syntax and UTF-8 rules that the `tokenizers`
-// package uses, and bounds on backtracking so that no pattern or text can hang a run.
+// One compiled Oniguruma pattern. It has the engine, syntax and UTF-8 rules of the `tokenizers`
+// package. Backtracking is bounded, so no pattern or text can hang a run.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ class Regex {
   /// skipped.
   void for_each(std::string_view text, const std::function<void(const Span&)>& visit) const;
 
-  /// Pattern that matches `literal` and nothing else.
+  /// A pattern that matches `literal` and nothing else.
   static std::string escape(std::string_view literal);
 
  private:

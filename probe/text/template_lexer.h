@@ -1,6 +1,6 @@
-// First stage of the chat-template renderer: the text of a Jinja template as a list of tokens, with
-// white-space control applied as `transformers` configures Jinja (trim_blocks, lstrip_blocks, one
-// trailing newline dropped).
+// First stage of the chat-template renderer: the text of a Jinja template as a list of tokens.
+// White-space control is already applied, as `transformers` configures Jinja (trim_blocks,
+// lstrip_blocks, one trailing newline dropped).
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Values of the chat-template renderer: JSON shared by pointer, so that messages[0].content copies
-// nothing; the undefined value; and namespace() objects, which loops may change.
+// Values of the chat-template renderer: JSON, the undefined value, and namespace() objects, which
+// loops may change. JSON is shared by pointer, so messages[0].content copies nothing.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Strict reading of nested JSON from files we did not write. A view knows its file and its path in
-// it ("model.merges[12]"), so that every failure can name file, key, expected and got.
+// the file ("model.merges[12]"). Every failure names file, key, expected and got.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace blockscope {
 
-/// Largest tokenizer or template file that is read: ten times the largest known.
+/// The largest tokenizer or template file that is read: ten times the largest known one.
 inline constexpr std::uintmax_t kMaxTextFileBytes = std::uintmax_t{256} << 20;
 
-/// Whole file as bytes. Throws CheckpointError if it can't be read or is too large.
+/// The whole file as bytes. Throws CheckpointError if it can't be read or is too large.
 std::string read_text_file(const std::filesystem::path& file);
 
 /// Reads with strict_json.h. Throws CheckpointError naming `where`, position and reason.
@@ -49,7 +49,7 @@ class JsonView {
   std::string path_;
 };
 
-/// A scalar as short text, a container as its size: hostile values make no long messages.
+/// A scalar as short text, a container as its size. So messages stay short for hostile values, too.
 std::string describe_json(const nlohmann::json& value);
 
 }  // namespace blockscope

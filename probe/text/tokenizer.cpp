@@ -15,8 +15,8 @@ namespace blockscope {
 
 namespace {
 
-/// Bytes of a token for the byte-level decoder: mapped back if all characters are of the alphabet,
-/// else the token as it is (added tokens with other characters).
+/// The bytes of a token for the byte-level decoder. Characters are mapped back to bytes if all are
+/// in the byte alphabet; else (some added tokens) the token stays as it is.
 std::string alphabet_to_bytes(std::string_view token) {
   std::string bytes;
   for (std::size_t i = 0; i < token.size();) {
@@ -67,7 +67,7 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
     const std::string normalized = impl_->normalizer.apply(raw.text);
     impl_->added.split_normalized(normalized, [&](const TextSegment& segment) {
       if (segment.id) return ids.push_back(*segment.id);
-      // A pattern, too, needs memory for each byte of a word: not for a text that can't fit.
+      // Checked first, because a pattern needs memory for each byte of a word.
       if (bytes_of_token > 0 && segment.text.size() / bytes_of_token > most) {
         refuse_more_tokens(most);
       }

@@ -1,10 +1,11 @@
 // Byte-level BPE tokenizer read from a Hugging Face `tokenizer.json` (Qwen2, GPT-2, Llama-3 style).
-// Its contract is equality with the PyPI `tokenizers` package: same ids on encode, same text on
-// decode. A component outside the supported list is refused by name, never approximated.
+// It gives the same ids and the same text as the PyPI `tokenizers` package. A component outside the
+// supported list is refused by name, never approximated.
 // Supported: model BPE; normalizers NFC, NFD, NFKC, NFKD, Lowercase, Strip, Prepend, Replace,
 // Sequence; pre-tokenizers Split, ByteLevel, Digits, Sequence; post-processors ByteLevel,
 // TemplateProcessing, Sequence; decoders ByteLevel, Fuse, Sequence.
-// `truncation` and `padding` of the file are ignored, as `transformers` resets both at each call.
+// The file's `truncation` and `padding` are ignored, because `transformers` resets both at each
+// call.
 #pragma once
 
 #include <cstddef>
@@ -29,13 +30,13 @@ struct AddedToken {
   TokenId id = 0;
   bool special = false;      // dropped by decode(skip_special_tokens = true)
   bool normalized = true;    // matched in the normalised text instead of the raw one
-  bool lstrip = false;       // takes the white space on its left with it
-  bool rstrip = false;       // takes the white space on its right with it
+  bool lstrip = false;       // includes the white space on its left
+  bool rstrip = false;       // includes the white space on its right
   bool single_word = false;  // matches only between non-word characters
 };
 
-/// Ids with a role, from tokenizer_config.json and special_tokens_map.json (each may be absent).
-/// They are what the files *say*: the mask id a run uses is resolved with the family table.
+/// The ids of special tokens in tokenizer_config.json and special_tokens_map.json (each may be
+/// absent). The mask id that a run uses may differ: it is resolved with the family table.
 struct SpecialIds {
   std::optional<TokenId> bos;
   std::optional<TokenId> eos;
@@ -65,18 +66,18 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   /// Text (UTF-8) to ids; `add_special_tokens` applies the post-processor's template (BOS, EOS).
-  /// Near-linear in the length of the text; besides the ids it needs memory for the longest word.
-  /// Safe to call from several threads. Throws PromptError if the text is not UTF-8, a pattern
-  /// needs too much backtracking, or there are more than `most` ids: then it stops there.
+  /// Time is near-linear in the length of the text. In addition to the ids, it needs memory for the
+  /// longest word. Safe to call from several threads. Throws PromptError if the text is not UTF-8,
+  /// a pattern needs too much backtracking, or as soon as there are more than `most` ids.
   std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true,
                               std::size_t most = std::numeric_limits<std::size_t>::max()) const;
 
-  /// Ids to text, always valid UTF-8: malformed bytes become U+FFFD exactly as in the package. Ids
-  /// without a token (rows that pad the embedding table) give nothing, as in the package.
+  /// Ids to text, always valid UTF-8. As in the package, malformed bytes become U+FFFD, and ids
+  /// without a token (rows that pad the embedding table) give no text.
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = false) const;
 
-  /// Raw bytes of one piece: what it adds to the decoded byte stream, not necessarily valid UTF-8.
-  /// Empty for an id without a token. The concatenation over ids, made valid UTF-8, is decode().
+  /// The raw bytes that one id adds to the decoded text; they need not be valid UTF-8. Empty for an
+  /// id without a token. decode() is their concatenation, made valid UTF-8.
   std::string token_bytes(TokenId id) const;
 
   /// The token as the file spells it (byte-level characters such as "Ġthe"); nullopt if none.
@@ -93,8 +94,8 @@ class Tokenizer {
   /// Filled by from_directory only.
   const SpecialIds& special_ids() const;
 
-  /// Things the file asks for that are ignored or look odd, one sentence each; for the caller to
-  /// print once.
+  /// Settings of the file that are ignored or look wrong, one sentence each. The caller should
+  /// print them once.
   const std::vector<std::string>& warnings() const;
 
   struct Impl;  // opaque; tokenizer_impl.h
@@ -104,9 +105,9 @@ class Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Stop ids from a checkpoint folder: `eos_token_id` (integer or list) of generation_config.json,
-/// else of config.json, else the tokenizer's eos token. Empty if none names one. Each source is
-/// checked: an id that isn't a non-negative integer is a CheckpointError.
+/// The stop ids of a checkpoint folder: `eos_token_id` (integer or list) of generation_config.json,
+/// else of config.json, else the tokenizer's eos token. Empty if none names one. Throws
+/// CheckpointError for an id that isn't a non-negative integer, in any source.
 std::vector<TokenId> read_stop_ids(const std::filesystem::path& directory,
                                    const Tokenizer& tokenizer);
 

@@ -1,5 +1,6 @@
-// Reads a checkpoint folder's tokenizer: tokenizer.json plus what `transformers` merges into it
-// from tokenizer_config.json, added_tokens.json and special_tokens_map.json; and the stop ids.
+// Reads a checkpoint folder's tokenizer: tokenizer.json, and what `transformers` merges into it
+// from tokenizer_config.json, added_tokens.json and special_tokens_map.json. Also reads the stop
+// ids.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,15 +34,15 @@ std::optional<JsonFile> read_optional(const path& file) {
   return result;
 }
 
-/// A special token is written as a string or as an object with "content".
+/// Reads a special token, which is a string or an object with "content".
 std::optional<std::string> read_named_token(const JsonView& json, const std::string& key) {
   const auto value = json.find(key);
   if (!value) return std::nullopt;
   return value->raw().is_object() ? value->at("content").string() : value->string();
 }
 
-/// Adds the tokens that tokenizer.json does not have, in order of id; for known ones the flags of
-/// tokenizer_config.json win, because `transformers` adds all of them again.
+/// Adds the tokens that tokenizer.json does not have, in order of id. For known tokens the flags of
+/// tokenizer_config.json win, because `transformers` adds all tokens again.
 void merge_added_tokens(const JsonFile& config, Tokenizer::Impl& impl) {
   const auto decoder = config.view().find("added_tokens_decoder");
   if (!decoder) return;
@@ -67,7 +68,7 @@ void merge_added_tokens(const JsonFile& config, Tokenizer::Impl& impl) {
   }
 }
 
-/// added_tokens.json: {"<token>": id}, from before added_tokens_decoder existed.
+/// Reads added_tokens.json, {"<token>": id}, the predecessor of added_tokens_decoder.
 void merge_legacy_added_tokens(const JsonFile& file, Tokenizer::Impl& impl) {
   std::map<TokenId, std::string> by_id;
   for (const auto& [token, value] : file.document.items()) {
@@ -95,8 +96,8 @@ void set_named_ids(const JsonFile& file, Tokenizer::Impl& impl) {
     if (!content || content->empty()) continue;
     std::optional<TokenId> id = impl.token_to_id(*content);
     if (!id) {
-      // `transformers` adds it with the next free id, which no trained embedding can have; a
-      // tokenizer without the token is more often a damaged one.
+      // `transformers` would add it with the next free id, for which no embedding was trained.
+      // Usually the tokenizer is damaged.
       impl.warnings.push_back(fmt::format("{}: key {}: \"{}\" is not in the vocabulary; ignored",
                                           file.where, key, *content));
       continue;
@@ -118,7 +119,7 @@ TokenId read_stop_id(const JsonView& json) {
   return static_cast<TokenId>(json.integer(0, kMaxTokenId));
 }
 
-/// Ids under the key, which holds an integer, a list of them, or nothing.
+/// The ids of the key, which is an integer, a list of integers, or absent.
 std::vector<TokenId> read_eos(const JsonFile& file) {
   std::vector<TokenId> ids;
   const auto value = file.view().find("eos_token_id");
@@ -144,7 +145,7 @@ Tokenizer Tokenizer::from_directory(const path& directory) {
   } else if (legacy) {
     merge_legacy_added_tokens(*legacy, impl);
   }
-  // tokenizer_config.json wins: read last.
+  // tokenizer_config.json is read last, so it wins.
   if (special_map) set_named_ids(*special_map, impl);
   if (config) set_named_ids(*config, impl);
   impl.finish_added_tokens();

@@ -1,5 +1,5 @@
-// Inside of Tokenizer, shared by the file that reads a tokenizer.json and the one that merges the
-// rest of a checkpoint folder into it.
+// The inside of Tokenizer. The code that reads a tokenizer.json and the code that merges the rest
+// of a checkpoint folder into it share it.
 #pragma once
 
 #include <optional>
@@ -26,18 +26,18 @@ struct Tokenizer::Impl {
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   TokenDecoder decoder = TokenDecoder::kJoinWithSpace;
-  std::vector<TokenId> prefix;  // added before and after the text by the post-processor
+  std::vector<TokenId> prefix;  // the post-processor adds prefix and suffix to the text
   std::vector<TokenId> suffix;
   AddedVocabulary added;
   SpecialIds special_ids;
   std::vector<std::string> warnings;
 
   /// Adds one token and checks its id against the vocabulary. `place` names file and key. Throws
-  /// CheckpointError on a contradiction. Call finish_added_tokens() after the last one.
+  /// CheckpointError for a contradiction. Call finish_added_tokens() after the last token.
   void add_token(const AddedToken& token, const std::string& place);
   void finish_added_tokens();
 
-  /// The id the package would give to a new token.
+  /// The id that the package would give to a new token.
   TokenId next_added_id() const;
   std::optional<TokenId> token_to_id(std::string_view token) const;
   bool has_id(TokenId id) const;

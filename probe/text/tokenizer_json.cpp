@@ -1,5 +1,5 @@
 // Reads a tokenizer.json into a Tokenizer: the model, the steps before and after it, and the added
-// tokens, with every contradiction reported as file, key, expected, got.
+// tokens. Every contradiction is reported with file, key, expected and got.
 #include <fmt/format.h>
 
 #include <utility>
@@ -12,7 +12,7 @@ namespace blockscope {
 
 namespace {
 
-/// The value of a key that may be absent, as null.
+/// The value of a key; null if it is absent.
 JsonView value_or_null(const JsonView& json, const std::string& key) {
   static const nlohmann::json null;
   const auto found = json.find(key);
@@ -26,7 +26,7 @@ TokenDecoder read_decoder(const JsonView& json, int depth) {
   if (type == "ByteLevel") return TokenDecoder::kByteLevel;
   if (type == "Fuse") return TokenDecoder::kConcatenate;
   if (type == "Sequence" && depth < kMaxComponentDepth) {
-    // ByteLevel leaves one string, so what follows it may only be another no-op.
+    // ByteLevel makes one string, so later decoders must do nothing.
     TokenDecoder decoder = TokenDecoder::kConcatenate;
     bool first = true;
     for (const JsonView& step : json.at("decoders").elements()) {
@@ -42,7 +42,7 @@ TokenDecoder read_decoder(const JsonView& json, int depth) {
   type_view.fail("one of ByteLevel, Fuse, Sequence", "this decoder is not supported");
 }
 
-/// Appends what a TemplateProcessing puts around one sequence.
+/// Adds the tokens that a TemplateProcessing puts around one sequence.
 void read_template(const JsonView& json, Tokenizer::Impl& impl);
 
 void read_post_processor(const JsonView& json, int depth, Tokenizer::Impl& impl) {

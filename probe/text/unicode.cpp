@@ -141,7 +141,7 @@ std::u32string to_utf32(std::string_view text) {
 
 namespace {
 
-/// Of a text that needs no memory to speak of: four bytes and more for each of its own.
+/// The normal form of a short text. Needs four bytes of memory or more for each byte of the text.
 std::string normalize_piece(std::string_view text, NormalForm form) {
   const bool compat = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
   const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
@@ -149,8 +149,8 @@ std::string normalize_piece(std::string_view text, NormalForm form) {
       static_cast<utf8proc_option_t>(UTF8PROC_STABLE | (compat ? UTF8PROC_COMPAT : 0) |
                                      (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE));
 
-  // utf8proc_map would do all of this, with an ordering of marks that is quadratic in a run of
-  // them.
+  // utf8proc_map would do all of this, but its ordering of marks is quadratic in the length of a
+  // run.
   std::vector<utf8proc_int32_t> points;
   points.reserve(text.size());
   std::array<utf8proc_int32_t, 32> expansion{};  // the longest decomposition has 18
@@ -190,7 +190,7 @@ std::string normalize_piece(std::string_view text, NormalForm form) {
 
 std::string normalize_unicode(std::string_view text, NormalForm form) {
   if (is_ascii(text)) return std::string(text);
-  // No form joins an ASCII character to what stands before it, so pieces can begin at one.
+  // No form joins an ASCII character to the characters before it, so pieces can begin at one.
   constexpr std::size_t kPieceBytes = std::size_t{1} << 16;
   std::string result;
   result.reserve(text.size());
@@ -239,7 +239,7 @@ bool is_word(char32_t code_point) {
     return (lower >= 'a' && lower <= 'z') || (code_point >= '0' && code_point <= '9') ||
            code_point == '_';
   }
-  // utf8proc has no Alphabetic property; Oniguruma has.
+  // utf8proc has no Alphabetic property, but Oniguruma has one.
   static const Regex word(R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])", "word character");
   std::string text;
   append_utf8(text, code_point);

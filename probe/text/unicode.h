@@ -15,15 +15,16 @@ std::optional<std::size_t> find_invalid_utf8(std::string_view text);
 /// Replaces each maximal malformed part by U+FFFD (Unicode 15, section 3.9, as WHATWG and Rust do).
 std::string replace_invalid_utf8(std::string_view bytes);
 
-/// Code point at byte `position`, which advances past it. `text` must be well-formed.
+/// The code point at byte `position`. Moves `position` to the next one. `text` must be well-formed.
 char32_t next_code_point(std::string_view text, std::size_t& position);
 
 void append_utf8(std::string& text, char32_t code_point);
 
-/// Number of bytes of the character that starts with `lead`. `lead` must be of well-formed text.
+/// The number of bytes of the character that starts with `lead`, which must be from well-formed
+/// text.
 std::size_t utf8_length(char lead);
 
-/// Character count of well-formed text.
+/// The characters of well-formed text.
 std::u32string to_utf32(std::string_view text);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };

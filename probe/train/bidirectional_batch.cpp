@@ -8,10 +8,10 @@
 namespace blockscope {
 namespace {
 
-constexpr double kFillWeight = 0.3;  // of the end tokens that fill a length, beside an answer's
+constexpr double kFillWeight = 0.3;  // of the end tokens that fill a length; an answer's words: 1
 constexpr std::int64_t kLengthUnit = 8;
 
-/// One document's sequence and what of it is to be predicted.
+/// One document's sequence and the positions to predict.
 struct Sequence {
   struct Loss {
     std::int64_t at, target;
@@ -24,12 +24,12 @@ struct Sequence {
 
 void append(TokenIds& to, const TokenIds& from) { to.insert(to.end(), from.begin(), from.end()); }
 
-/// The answer behind its question, filled with end tokens and masked.
+/// Appends the answer, filled with end tokens and masked.
 void add_answer(Sequence& sequence, const TokenIds& words, int task, int question,
                 const TaskTokens& tokens, TaskRandom& random) {
   TokenIds answer = words;
   answer.push_back(tokens.end);
-  const auto own = answer.size();  // what is asked for: the words and the end
+  const auto own = answer.size();  // the words and the first end token
   constexpr auto kUnit = static_cast<std::size_t>(kLengthUnit);
   const std::size_t least = (own + kUnit - 1) / kUnit;
   const std::size_t most = std::max(least, static_cast<std::size_t>(kMostGenerated) / kUnit);
@@ -70,7 +70,7 @@ TrainingBatch bidirectional_rows(const std::vector<TokenIds>& sequences, std::in
     const TokenIds& ids = sequences[static_cast<std::size_t>(s)];
     const auto count = static_cast<std::int64_t>(ids.size());
     std::copy(ids.begin(), ids.end(), out.tokens.mutable_data_ptr<std::int64_t>() + s * length);
-    // Nobody sees the padding; what it sees does not matter.
+    // No other row sees the padding, so it does not matter what the padding sees.
     out.mask[s].narrow(2, count, length - count).fill_(-std::numeric_limits<float>::infinity());
   }
   return out;

@@ -11,10 +11,10 @@
 namespace blockscope {
 namespace {
 
-constexpr std::int64_t kChunkRows = 96;  // of an attention call, about
+constexpr std::int64_t kChunkRows = 96;  // about this many rows per attention call
 
-/// A block of a draft: its anchor among the target's rows of a document, and what those before it
-/// are that it may see: the context's, [0, context), and its question's, [question, anchor).
+/// A block of a draft. `anchor` is a row of the target in a document. The block may see the
+/// context's rows [0, context) and its question's rows [question, anchor).
 struct Block {
   std::int64_t context, question, anchor;
   std::int64_t position;  // of the anchor
@@ -52,7 +52,7 @@ std::vector<Block> add_document(BatchLayout& layout, const TaskDocument& documen
     const TokenIds answer = tokens.encode(question.answer);
     ids.insert(ids.end(), answer.begin(), answer.end());
     ids.push_back(tokens.end);
-    // No block reads the end token's hidden state, but it costs nothing to leave it in.
+    // No block reads the end token's hidden state, but keeping it costs nothing.
     const std::int64_t first = layout.add(ids, length, static_cast<int>(g), 0);
     for (const std::size_t anchor : anchors_of(answer.size(), spec.anchors, random)) {
       const std::size_t at = begin + anchor;
@@ -68,7 +68,7 @@ std::vector<Block> add_document(BatchLayout& layout, const TaskDocument& documen
   return blocks;
 }
 
-/// Chunks of whole blocks over `rows`; every column before `shared` and the chunk's own rows.
+/// Chunks of whole blocks over `rows`. Each sees all columns before `shared` and its own rows.
 std::vector<RowChunk> chunks_of(std::int64_t rows, std::int64_t block, std::int64_t shared) {
   const std::int64_t size = std::max<std::int64_t>(kChunkRows / block, 1) * block;
   std::vector<RowChunk> chunks;
@@ -115,7 +115,7 @@ TrainingBatch make_draft_batch(const std::vector<TaskDocument>& documents, const
     const std::vector<Block>& own = blocks[static_cast<std::size_t>(s)];
     for (std::int64_t b = 0; b < static_cast<std::int64_t>(most); ++b) {
       const std::int64_t row = b * size;
-      // Padding sees itself as well: a softmax over nothing would be NaN.
+      // Padding sees itself, because a softmax over nothing would be NaN.
       const at::Tensor lines = out.mask[s][0].narrow(0, row, size);
       lines.narrow(1, columns + row, size).zero_();
       if (b >= std::ssize(own)) continue;

@@ -27,7 +27,8 @@ class TargetRows final : public ForwardSeams {
   HiddenTaps& taps_;
 };
 
-/// A draft's layers: keys and values of the context's features stand before those of its blocks.
+/// Attention of a draft's layers: the keys and values of the context's features come before those
+/// of the blocks.
 class DraftRows final : public ForwardSeams {
  public:
   DraftRows(MaskedAttention& attention, at::Tensor features, RotaryRows rotary)

@@ -31,7 +31,7 @@ void evaluate_backbone(const Trainer& trainer, const TaskDocument& document,
   }
 }
 
-/// One question while it is decoded: ids from the context's last whole block on, or from the
+/// A question during decoding. `ids` begins after the context's last whole block, or at the
 /// context's beginning (bidirectional).
 struct Decoding {
   TokenIds ids;
@@ -40,7 +40,7 @@ struct Decoding {
   bool done = false;
 };
 
-/// Where a row of logits belongs.
+/// The question and position of a row of logits.
 struct Masked {
   std::size_t question, at;
 };
@@ -92,8 +92,8 @@ void denoise(const Trainer& trainer, const TokenIds& context, std::vector<Decodi
   fill_best(logits, masked, tokens.mask, open);
 }
 
-/// The same for LLaDA: every question is a sequence of its own, recomputed as a whole with the
-/// masks of the blocks to come.
+/// The same step for LLaDA. Every question is a sequence of its own, which is recomputed as a whole
+/// with the masks of later blocks.
 void denoise_bidirectional(const Trainer& trainer, std::vector<Decoding>& open, std::size_t block) {
   const TaskTokens& tokens = trainer.tokens();
   std::vector<TokenIds> sequences;
@@ -122,7 +122,7 @@ bool any_open(const std::vector<Decoding>& open) {
   return std::ranges::any_of(open, [](const Decoding& decoding) { return !decoding.done; });
 }
 
-/// Counts what is right from the first word to the end token.
+/// Counts the answers that are right from the first word to the end token.
 void score(const TaskTokens& tokens, const std::vector<Decoding>& decoded,
            const TaskDocument& document, EvaluationReport& report) {
   for (std::size_t g = 0; g < decoded.size(); ++g) {

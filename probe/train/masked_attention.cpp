@@ -8,9 +8,9 @@
 namespace blockscope {
 namespace {
 
-/// A tensor cut along `dim` at every place where a chunk's columns begin or end. Chunks put their
-/// columns together from the pieces: the gradient of a cut is one concatenation, where that of a
-/// slice would be a tensor of zeros as large as the whole, added up chunk by chunk.
+/// A tensor cut along `dim` wherever a chunk's columns begin or end. Chunks concatenate their
+/// columns from the pieces. The gradient of a cut is one concatenation; the gradient of a slice
+/// would be a tensor of zeros as large as the whole, one for each chunk.
 class Pieces {
  public:
   Pieces(const at::Tensor& x, std::int64_t dim, const std::vector<RowChunk>& chunks) : dim_(dim) {

@@ -1,5 +1,5 @@
-// The trainer's attention: scaled dot product under a given mask, differentiable, in chunks of rows
-// that look only at the columns their documents' layout lets them see.
+// The trainer's attention: differentiable scaled dot product under a given mask. It works in chunks
+// of rows. Each chunk reads only the columns that the layout of its documents lets it see.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ namespace blockscope {
 
 class MaskedAttention final : public ForwardSeams {
  public:
-  /// mask [S, 1, T, C], 0 or -inf, of T rows and C columns; `chunks` cover the T rows.
+  /// mask [S, 1, T, C], 0 or -inf, for T rows and C columns. `chunks` cover the T rows.
   MaskedAttention(const at::Tensor& mask, const std::vector<RowChunk>& chunks,
                   at::ScalarType dtype);
   at::Tensor attention(const AttentionInput& input) override;

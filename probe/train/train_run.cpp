@@ -31,7 +31,7 @@ double share(std::int64_t right, std::int64_t asked) {
   return asked > 0 ? static_cast<double>(right) / static_cast<double>(asked) : 0.0;
 }
 
-/// One stage's CSV log, one line a step; a resumed run drops the lines it will write again.
+/// One stage's CSV log, one line per step. A resumed run drops the lines that it will write again.
 class CsvLog {
  public:
   CsvLog(const fs::path& path, std::int64_t first_step) : path_(path) {
@@ -45,7 +45,7 @@ class CsvLog {
       std::getline(old, line);
       for (std::int64_t i = 0; i < first_step && std::getline(old, line); ++i) kept += line + "\n";
     }
-    OutputFile renewed(path.string(), true);  // a kill must not cost the lines before
+    OutputFile renewed(path.string(), true);  // a kill must not lose the earlier lines
     renewed.write(kept);
     renewed.commit();
     file_.open(path, std::ios::app);
@@ -135,7 +135,7 @@ void print_evaluation(const Trainer& trainer, const TrainRunOptions& options) {
   }
 }
 
-/// The stages of a run in this order, with the folder each one's checkpoint goes to.
+/// The stages of a run in their order, with the folder of each one's checkpoint.
 std::vector<std::pair<TrainStage, fs::path>> stages_of(const TrainRunOptions& options) {
   std::vector<std::pair<TrainStage, fs::path>> stages;
   if (options.backbone) stages.emplace_back(TrainStage::kBackbone, options.out / "backbone");
@@ -144,7 +144,8 @@ std::vector<std::pair<TrainStage, fs::path>> stages_of(const TrainRunOptions& op
   return stages;
 }
 
-/// Beside a stage's state: the checkpoint folder that this run writes, and so may write again.
+/// A file next to a stage's state. It names the checkpoint folder that this run writes, and so may
+/// write again.
 fs::path owner_file(const TrainRunOptions& options, TrainStage stage) {
   return options.work / (std::string(train_stage_name(stage)) + ".out");
 }
@@ -156,13 +157,13 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-/// A folder that can be made or written, told before the first step instead of after the last.
+/// Throws UsageError for a folder that can't be made or written, before the first step.
 void check_folder(const fs::path& folder, const char* flag) {
   std::error_code error;
   fs::path there = fs::absolute(folder, error);
   while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
   if (fs::is_directory(there, error)) {
-    try {  // for root access() says that any folder can be written, /proc too
+    try {  // access() tells root that any folder can be written, even /proc
       const ScratchFolder probe(".blockscope-probe", there);
       return;
     } catch (const Error&) {
@@ -205,7 +206,7 @@ void check_outputs(const TrainRunOptions& options) {
   }
 }
 
-/// `options.train` with what is the stage's own.
+/// `options.train` with the stage's own settings.
 TrainOptions stage_options(const TrainRunOptions& options, TrainStage stage) {
   TrainOptions train = options.train;
   train.stage = stage;
@@ -215,7 +216,7 @@ TrainOptions stage_options(const TrainRunOptions& options, TrainStage stage) {
     train.steps = options.diffusion_steps;
     train.learning_rate = options.diffusion_learning_rate;
     train.advance_below = options.diffusion_advance_below;
-    // The backbone retrieves already; contexts of 64 would only leave the other tasks out.
+    // The backbone already retrieves. Contexts of 64 have no other tasks.
     train.first_level = std::min(std::max(train.first_level, 1), train.last_level);
   } else if (stage == TrainStage::kDraft) {
     train.steps = options.draft_steps;
@@ -225,7 +226,7 @@ TrainOptions stage_options(const TrainRunOptions& options, TrainStage stage) {
   return train;
 }
 
-/// Weights from the state, from `init` or new; a new run removes the states of other ones.
+/// Takes weights from the state, from `init`, or new ones. A new run removes states of other runs.
 void begin_stage(Trainer& trainer, const TrainRunOptions& options, TrainStage stage,
                  const fs::path& init) {
   const fs::path state = state_file(options, stage);
@@ -243,14 +244,14 @@ void begin_stage(Trainer& trainer, const TrainRunOptions& options, TrainStage st
     trainer.initialise();
   }
   if (trainer.steps_done() > 0) return;
-  // --resume must not take what another run left for a state of this one.
+  // --resume must not take another run's state for a state of this run.
   fs::remove(state);
   if (stage == TrainStage::kBackbone && options.diffusion) {
     fs::remove(state_file(options, TrainStage::kDiffusion));
   }
 }
 
-/// Up to the last step, a signal or the end of --minutes, with log, progress, states and
+/// Trains until the last step, a signal or the end of --minutes. Writes log, progress, states and
 /// evaluations.
 void make_steps(Trainer& trainer, const TrainRunOptions& options, TrainStage stage,
                 std::int64_t steps, Clock::time_point start) {
@@ -281,7 +282,7 @@ void make_steps(Trainer& trainer, const TrainRunOptions& options, TrainStage sta
   trainer.save_state(state_file(options, stage));
 }
 
-/// False when --minutes ended it before its last step.
+/// Runs a stage. False if --minutes ended it before its last step.
 bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path& init,
                Clock::time_point start) {
   const TrainOptions train = stage_options(options, stage);

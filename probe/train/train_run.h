@@ -1,4 +1,4 @@
-// One training run as the command sees it: stages, log file, states, progress lines, stop signals.
+// A whole training run: its stages, log file, states, progress lines and stop signals.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace blockscope {
 struct TrainRunOptions {
   TrainOptions train;           // `stage` and `steps` are set per stage
   ModelConfig model;            // shapes
-  std::string family = "sdar";  // weight names and what the diffusion stage learns
+  std::string family = "sdar";  // decides weight names and the diffusion stage's objective
   bool backbone = true, diffusion = true, draft = false;
   std::int64_t backbone_steps = 4000;
   std::int64_t diffusion_steps = 1100;
   std::int64_t draft_steps = 3000;
   double diffusion_learning_rate = 1.5e-3;
   double draft_learning_rate = 2e-3;
-  double diffusion_advance_below = 0.5;               // all-mask blocks keep the mean loss higher
-  double draft_advance_below = 0.7;                   // as do a draft's later positions
-  std::int64_t draft_block = 16;                      // block_size of the draft
-  std::vector<std::int64_t> target_layers;            // empty: default_target_layers()
-  std::filesystem::path out;                          // the backbone goes to out/backbone
+  double diffusion_advance_below = 0.5;     // higher, because of blocks that are all masks
+  double draft_advance_below = 0.7;         // higher, because of a draft's later positions
+  std::int64_t draft_block = 16;            // block_size of the draft
+  std::vector<std::int64_t> target_layers;  // empty: default_target_layers()
+  std::filesystem::path out;                // the backbone goes to out/backbone
   std::filesystem::path tokenizer = "models/needle";  // folder with tokenizer.json; draft: target's
   std::filesystem::path work = "build/training";      // states and logs
   std::filesystem::path init;                         // starting weights of the first stage
@@ -40,15 +40,15 @@ struct TrainRunOptions {
 /// Small shapes with head_dim != hidden / heads and 3 query heads per KV head: 2.2M parameters.
 ModelConfig needle_model_config();
 
-/// These shapes as a model of the family (or of its backbone's), as its entry fits them
-/// (FamilyTraining::fit). Throws UsageError for shapes that the family can't have.
+/// These shapes as a model of this family, or of its backbone's family (FamilyTraining::fit).
+/// Throws UsageError for shapes that the family can't have.
 ModelConfig in_family(ModelConfig shapes, const std::string& name);
 
-/// Returns when every stage reached its last step, or --minutes are over and the state is saved.
-/// Checks every output before the first step: throws UsageError when a checkpoint or state of
-/// another run would be replaced without `force`, and when there is no state to resume. The caller
-/// holds an InterruptGuard: throws InterruptedError after a signal, with the state saved; --resume
-/// goes on.
+/// Returns when every stage reached its last step, or when --minutes are over and the state is
+/// saved. Checks every output before the first step: throws UsageError if a checkpoint or state of
+/// another run would be replaced without `force`, or if there is no state to resume. The caller
+/// holds an InterruptGuard. After a signal it saves the state, from which --resume goes on, and
+/// throws InterruptedError.
 void run_training(const TrainRunOptions& options);
 
 }  // namespace blockscope

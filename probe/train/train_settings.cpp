@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-enum class Part { kAll, kBackbone, kDiffusion, kDraft };  // of the run that a setting decides
+enum class Part { kAll, kBackbone, kDiffusion, kDraft };  // the stages that a setting affects
 
 struct Setting {
   const char* name;  // of the option, without dashes
@@ -148,8 +148,8 @@ json recorded(const fs::path& state) {
                          : json::parse(found->second, nullptr, /*allow_exceptions=*/false);
   if (value.is_object()) return value;
   throw CheckpointError(fmt::format(
-      "{}: expected the settings of its run, got none: not a state of this version. HINT: finish "
-      "the run with the version that began it, or start anew; --init takes a finished checkpoint",
+      "{}: expected the settings of its run, got none: another version wrote this state. HINT: "
+      "finish the run with that version, or start anew; --init takes a finished checkpoint",
       state.string()));
 }
 
@@ -203,13 +203,13 @@ void take_folders(TrainRunOptions& options, const GivenOptions& given) {
   const auto take = [&](const char* option, const json& record, const char* key, const char* holds,
                         fs::path& folder, const fs::path& state) {
     const std::string was = record.value(key, "");
-    if (given(option) || was.empty()) return;  // or of a version that did not say
+    if (given(option) || was.empty()) return;  // empty: an older version did not record it
     std::error_code error;
     if (!fs::exists(fs::path(was) / holds, error)) {
-      throw UsageError(
-          fmt::format("--resume: {}: its run had {} in {}, where it is no more. HINT: {} names the "
-                      "folder where it is now",
-                      state.string(), holds, was, option));
+      throw UsageError(fmt::format(
+          "--resume: {}: its run had {} in {}, which no longer has it. HINT: {} names the "
+          "folder where it is now",
+          state.string(), holds, was, option));
     }
     folder = was;
   };
@@ -226,14 +226,14 @@ void take_folders(TrainRunOptions& options, const GivenOptions& given) {
 }
 
 void take_settings(TrainRunOptions& options, const GivenOptions& given) {
-  std::map<std::string, bool> decided;  // by a state before
+  std::map<std::string, bool> decided;  // options that an earlier state has set
   for (const auto& [stage, runs] : stages(options)) {
     if (!runs) continue;
     const fs::path state = state_file(options, stage);
     const json record = recorded(state);
     if (record.is_null()) continue;
     for (const Setting& setting : settings()) {
-      if (!record.contains(setting.name)) continue;  // of a stage that its run did not have
+      if (!record.contains(setting.name)) continue;  // its run did not have that stage
       const std::string option = std::string("--") + setting.name;
       const json& was = record[setting.name];
       if (!given(option) && !decided[option]) {

@@ -1,5 +1,5 @@
-// The settings of a training run that decide its weights. A state holds those it was made with, so
-// that --resume goes on with them and with nothing else.
+// The settings of a training run that decide its weights. A state holds its settings, so that
+// --resume uses exactly the same.
 #pragma once
 
 #include <filesystem>
@@ -10,21 +10,20 @@
 
 namespace blockscope {
 
-/// JSON text of the settings by option, without the dashes: those of all stages and of the stages
-/// that run, "stage", and the folders and digests of the tokenizer and of a draft's target.
-/// Threads, times and evaluations decide nothing.
+/// JSON text of the settings by option name without dashes: the common settings, those of the
+/// stages that run, "stage", and the folders and digests of the tokenizer and of a draft's target.
+/// Threads, times and evaluations don't change the weights and are left out.
 std::string settings_json(const TrainRunOptions& options);
 
 /// Whether an option, with its dashes, was given.
 using GivenOptions = std::function<bool(const std::string& option)>;
 
-/// Before a resumed run: `options.backbone` and `diffusion` as in the newest state of --work, where
-/// --stage was not given.
+/// Before a resumed run without --stage: sets the stages that run as in the newest state of --work.
 void take_stage(TrainRunOptions& options);
-/// And `options.tokenizer` and `train.target`, where they were not given, as in the newest state of
-/// its stages. Throws UsageError when what was there is gone.
+/// Sets `options.tokenizer` and `train.target`, if they were not given, as in the newest state of
+/// the stages. Throws UsageError if these folders are gone.
 void take_folders(TrainRunOptions& options, const GivenOptions& given);
-/// Sets what was not given to what the states of this run's stages say. Throws UsageError where a
+/// Sets options that were not given as in the states of this run's stages. Throws UsageError if a
 /// given option or the tokenizer differs from them, CheckpointError for a state without settings.
 void take_settings(TrainRunOptions& options, const GivenOptions& given);
 

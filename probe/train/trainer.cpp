@@ -22,15 +22,15 @@ constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.95;
 constexpr double kEpsilon = 1e-8;
 constexpr std::size_t kAdvanceBatches = 40;
-// Share of the batches at the current level while the curriculum climbs; the rest repeats earlier
-// levels. On the last level most batches are short again: they are cheap, and what is left to learn
-// does not need a long context. Drill batches are counted apart.
+// Share of the batches at the current level while the curriculum climbs; the others repeat earlier
+// levels. On the last level most batches are short again: short batches are cheap, and what is left
+// to learn does not need a long context. Drill batches are not included.
 constexpr double kClimbingShare = 0.7;
 constexpr double kLastLevelShare = 0.3;
 constexpr double kSingleShare = 0.4;  // of LLaDA's batches: documents with one question
 constexpr std::array<std::int64_t, 3> kBlockLengths = {8, 16, 32};
 
-/// bfloat16 autocast for the linear layers while it lives.
+/// While it lives, linear layers use bfloat16 autocast.
 class AutocastGuard {
  public:
   explicit AutocastGuard(bool enabled, at::DeviceType device) : device_(device) {
@@ -99,7 +99,7 @@ const char* train_stage_name(TrainStage stage) {
 DocumentSpec training_spec(int level, TaskRandom& random) {
   const std::size_t longest = std::size_t{64} << level;
   DocumentSpec spec;
-  // Half the documents are near the full length, the rest anywhere down to half of it, so that
+  // Half the documents are near the full length, the others between half of it and all of it. So
   // answers begin at every offset in a block and at every position.
   spec.context_length =
       random.below(2) == 0 ? longest - random.below(24) : random.between(longest / 2, longest);
@@ -110,8 +110,8 @@ DocumentSpec training_spec(int level, TaskRandom& random) {
     return questions[static_cast<std::size_t>(task)];
   };
   at_task(Task::kNeedle) = level == 0 ? 4 : 3;
-  // Copying is where attention learns first to find a word and to go on after it; the needles
-  // follow.
+  // Copying is the first task in which attention learns to find a word and to go on after it.
+  // Needles are learned next.
   at_task(Task::kCopy) = level == 0 ? 3 : 1;
   if (level > 0) {
     spec.sentences = std::max<std::size_t>(1, most / 8);
@@ -133,7 +133,7 @@ DocumentSpec drill_spec(TaskRandom& random) {
   spec.questions[static_cast<std::size_t>(Task::kCopy)] = 1;
   spec.questions[static_cast<std::size_t>(Task::kArithmetic)] = 9;
   spec.questions[static_cast<std::size_t>(Task::kSort)] = 3;
-  // The first operation of a sum is learned long before the ones that start from its result.
+  // The first operation of a sum is learned long before those that use its result.
   spec.least_terms = 3;
   return spec;
 }
@@ -170,7 +170,7 @@ void Trainer::initialise() {
       weight.fill_(1.0);
       continue;
     }
-    // Of a layer, not LLaDA's LM head, which is called ff_out too.
+    // Only in a layer: LLaDA's LM head is called ff_out too.
     const bool output = name.ends_with(fmt::format(".{}.weight", names.o)) ||
                         (name.ends_with(fmt::format(".{}{}.weight", names.mlp, names.down)) &&
                          name != names.lm_head);
@@ -190,7 +190,7 @@ double Trainer::learning_rate() const {
 TrainingBatch Trainer::next_batch(StepReport& report) const {
   const bool diffusion = options_.stage == TrainStage::kDiffusion;
   const bool draft = options_.stage == TrainStage::kDraft;
-  // The stages read different streams of the training split.
+  // Each stage reads its own stream of the training split.
   const std::uint64_t stream =
       draft ? (options_.seed & 0xffff) + (1U << 21)
             : (options_.seed & 0xffff) * 2 + (diffusion ? 1 : 0) + (1U << 20);
@@ -212,10 +212,10 @@ TrainingBatch Trainer::next_batch(StepReport& report) const {
   }
   NoiseSpec noise;
   noise.block_length = kBlockLengths[random.below(kBlockLengths.size())];
-  // A long context is worth a second noisy copy; a short one is cheaper to make anew.
+  // Long contexts get a second noisy copy. A new short context costs less than a second copy.
   noise.copies = level == options_.last_level || level_ < options_.last_level ? 2 : 1;
   report.block_length = diffusion ? noise.block_length : 0;
-  // About the rows of a document's questions; a drill has twice as many.
+  // Adds about the rows of a document's questions. A drill has more of them.
   const std::int64_t per_document =
       report.context_length + (diffusion ? 800 : 160) * (drill ? 3 : 2) / 2;
   const std::vector<TaskDocument> documents = next_documents(per_document, drill, level, random);
@@ -238,11 +238,11 @@ std::vector<TaskDocument> Trainer::next_documents(std::int64_t rows_per_document
 TrainingBatch Trainer::next_draft_batch(StepReport& report, bool drill, TaskRandom& random) const {
   DraftBatchSpec spec;
   const auto longest = static_cast<std::size_t>(config_.draft->block_size);
-  // Shorter blocks too, so that --block-length may shorten them when it decodes.
+  // Trains shorter blocks too, because --block-length may shorten them in decoding.
   spec.block_length = static_cast<std::int64_t>(
       random.below(2) == 0 ? longest : random.between(std::min<std::size_t>(4, longest), longest));
   report.block_length = spec.block_length;
-  constexpr std::int64_t kQuestions = 12;  // about, of a document
+  constexpr std::int64_t kQuestions = 12;  // approximate number in a document
   return make_draft_batch(
       next_documents(report.context_length + kQuestions * spec.anchors * spec.block_length, drill,
                      report.level, random),
@@ -250,7 +250,7 @@ TrainingBatch Trainer::next_draft_batch(StepReport& report, bool drill, TaskRand
 }
 
 TrainingBatch Trainer::next_bidirectional_batch(bool drill, int level, TaskRandom& random) const {
-  // One question is what decoding has; several serve a long context a dozen times.
+  // Decoding has one question per context. Several questions use a long context several times.
   const bool single = random.uniform() < kSingleShare;
   const std::size_t questions = single ? 1 : random.between(2, 12);
   const std::int64_t per_document =

@@ -1,6 +1,6 @@
-// Training of the shipped model: one flat float32 vector of parameters that the model's weights are
-// views of, AdamW on it, and a curriculum over context lengths. Every batch is made from (seed,
-// step) alone, so a resumed run goes on bit for bit as if it had not stopped (same thread count).
+// Trains the shipped model with AdamW and a curriculum over context lengths. The parameters are one
+// flat float32 vector; the model's weights are views of it. Every batch depends only on (seed,
+// step), so a resumed run goes on bit for bit as if it had not stopped (with as many threads).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,28 +32,28 @@ struct TrainOptions {
   std::int64_t steps = 2000;  // of this stage
   double learning_rate = 2e-3;
   std::int64_t warmup = 50;        // steps of linear warm-up
-  double decay_fraction = 0.3;     // the last part of the steps: linear down to 2 %
+  double decay_fraction = 0.3;     // last share of the steps, in which the rate falls to 2 %
   double weight_decay = 0.01;      // matrices only
   double clip = 1.0;               // gradient norm
-  std::int64_t batch_rows = 2048;  // rows per batch aimed at; at least 2 documents
-  double advance_below = 0.3;      // next context length when 40 batches' answer loss is below
+  std::int64_t batch_rows = 2048;  // target number of rows per batch; at least 2 documents
+  double advance_below = 0.3;      // next context length if 40 batches' answer loss is below it
   double drill_share = 0.4;        // share of drill batches once the curriculum is past level 0
   int first_level = 0;             // curriculum level to start at: context 64 << level
   int last_level = 4;
   bool bfloat16 = false;         // autocast; parameters and optimiser stay float32
   std::string device = "cpu";    // or cuda:N, opened
-  std::filesystem::path target;  // of a draft: the checkpoint it drafts for
+  std::filesystem::path target;  // stage draft: the checkpoint that it drafts for
   std::string settings = "{}";   // JSON text of the run's settings, for its state
 };
 
-/// What a step reports. Losses are means in nats.
+/// The report of one step. Losses are means in nats.
 struct StepReport {
   std::int64_t step = 0;
   int level = 0;  // curriculum level of this batch
   std::int64_t context_length = 0;
-  std::int64_t block_length = 0;  // 0 for the backbone and for LLaDA's objective; a draft's block
+  std::int64_t block_length = 0;  // 0 for the backbone and for LLaDA's objective
   std::int64_t rows = 0;          // tokens that went through the model
-  double loss = 0.0;              // what was minimised
+  double loss = 0.0;              // the value that is minimised
   double answer_loss = 0.0;
   double learning_rate = 0.0;
   double gradient_norm = 0.0;
@@ -63,13 +63,13 @@ struct StepReport {
 
 class Trainer {
  public:
-  /// A draft's config is draft_config_for()'s.
+  /// For a draft, `config` comes from draft_config_for().
   Trainer(ModelConfig config, TrainOptions options, TaskTokens tokens);
 
   /// Fresh weights: normal(0, 0.02), output projections scaled by 1/sqrt(2 * layers), norms 1.
   void initialise();
-  /// Weights of a checkpoint folder (the backbone, to be turned into the diffusion model; a draft,
-  /// to be trained on).
+  /// Loads the weights of a checkpoint folder: a backbone, which becomes the diffusion model, or a
+  /// draft, which is trained further.
   void load_weights(const std::filesystem::path& folder);
 
   StepReport step();
@@ -77,9 +77,9 @@ class Trainer {
   /// Weights, optimiser, step and curriculum as one safetensors file (float32).
   void save_state(const std::filesystem::path& path) const;
   void load_state(const std::filesystem::path& path);
-  /// model.safetensors (bfloat16) and config.json, generation_config.json into `folder`; the
-  /// tokenizer's files are copied from `tokenizer_folder`, but not to a draft, which has its
-  /// target's.
+  /// Writes model.safetensors (bfloat16), config.json and generation_config.json into `folder`, and
+  /// copies the tokenizer's files from `tokenizer_folder`. A draft gets no tokenizer files, because
+  /// it uses its target's.
   void export_checkpoint(const std::filesystem::path& folder,
                          const std::filesystem::path& tokenizer_folder) const;
 
@@ -109,24 +109,24 @@ class Trainer {
   at::Tensor decay_;                                           // 1 where weight decay applies
   WeightMap weights_;                                          // views of flat_, leaves
   BlockDiffusionModel model_;
-  std::optional<DraftObjective> target_;  // of a draft
+  std::optional<DraftObjective> target_;  // stage draft only
   std::int64_t step_ = 0;
   std::int64_t tokens_seen_ = 0;
   int level_ = 0;
   std::deque<double> recent_;  // answer losses of the current level's batches, at most 40
 };
 
-/// What export_checkpoint writes into its folder.
+/// The files that export_checkpoint writes into its folder.
 inline constexpr std::array<const char*, 3> kCheckpointFiles{"model.safetensors", "config.json",
                                                              "generation_config.json"};
-/// And copies there, unless they are there already.
+/// The files that it copies into its folder, unless they exist already.
 inline constexpr std::array<const char*, 3> kTokenizerFiles{
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
 
 /// A document of a training batch at a curriculum level.
 DocumentSpec training_spec(int level, TaskRandom& random);
-/// A document of a drill batch: at most 64 words, and mostly sums and sorting, which do not depend
-/// on them. Several times as many sums a second as in documents of the curriculum.
+/// A document of a drill batch: at most 64 words, and mostly sums and sorts, which do not depend on
+/// the context. Drills train several times as many sums per second as the curriculum.
 DocumentSpec drill_spec(TaskRandom& random);
 
 }  // namespace blockscope

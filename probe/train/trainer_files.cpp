@@ -1,4 +1,4 @@
-// What the trainer reads and writes: starting weights, resumable state, the exported checkpoint.
+// The files of the trainer: starting weights, resumable state and the exported checkpoint.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kStateFormat = "blockscope-train-2";
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
-  OutputFile file(path.string(), true);  // train_run.cpp has asked already
+  OutputFile file(path.string(), true);  // train_run.cpp has checked this already
   file.write(text);
   file.commit();
 }
@@ -103,7 +103,7 @@ void Trainer::load_state(const std::filesystem::path& path) {
       throw CheckpointError(path.string() + ": expected F32 tensor " + name + " " +
                             shape_text(shape) + ". HINT: the model's shape has changed");
     }
-    // from_blob wants a mutable pointer; the copy below only reads it.
+    // from_blob needs a mutable pointer, but the copy below only reads it.
     void* data = const_cast<std::byte*>(info->data);
     vector.copy_(at::from_blob(data, shape, at::kFloat));
   }

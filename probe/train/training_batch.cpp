@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-constexpr double kPlainWeight = 0.3;  // weight of the mean loss over all rows beside the answers'
+constexpr double kPlainWeight = 0.3;  // weight of the mean loss over all rows; the answers': 1
 // Noise levels are min(1, U(0,1) * 1.2): a sixth of the blocks are all masks, as at every block's
 // first decoding step.
 
@@ -99,7 +99,7 @@ bool BatchLayout::sees(const Row& query, const Row& key) const {
 std::vector<RowChunk> BatchLayout::chunks(std::int64_t length) const {
   const auto is_context = [](const Row& row) { return row.group < 0 && row.copy == 0; };
   std::int64_t least_context = length;  // rows that are clean context in every document
-  std::int64_t most_context = 0;        // and in some document
+  std::int64_t most_context = 0;        // rows that are clean context in some document
   for (const std::vector<Row>& rows : documents_) {
     const auto context = std::count_if(rows.begin(), rows.end(), is_context);
     least_context = std::min(least_context, static_cast<std::int64_t>(context));
@@ -113,7 +113,7 @@ std::vector<RowChunk> BatchLayout::chunks(std::int64_t length) const {
     const std::int64_t size = begin < least_context ? kContextChunk : kGroupChunk;
     chunk.end = std::min(begin + size, region_end);
     if (begin < least_context) {
-      chunk.shared = chunk.end;  // chunks end with a block, and no context row sees a later block
+      chunk.shared = chunk.end;  // chunks end with a block; no context row sees a later block
     } else {
       chunk.shared = most_context;
       chunk.own_begin = std::max(chunk.begin, most_context);
@@ -153,7 +153,7 @@ TrainingBatch BatchLayout::finish(std::int64_t fill_token) const {
     const std::vector<Row>& rows = documents_[s];
     for (std::size_t q = 0; q < longest; ++q) {
       float* line = mask + (s * longest + q) * longest;
-      // Padding rows see themselves only: a softmax over nothing would be NaN.
+      // Padding rows see only themselves, because a softmax over nothing would be NaN.
       line[q] = 0.0F;
       if (q >= rows.size()) continue;
       token[s * longest + q] = rows[q].token;
@@ -218,8 +218,8 @@ TrainingBatch make_backbone_batch(const std::vector<TaskDocument>& documents,
 
 namespace {
 
-/// Masks positions [begin, end) of one block at a random level, at least one; the rows that were
-/// masked go into the loss.
+/// Masks positions [begin, end) of one block at a random level, at least one of them. The masked
+/// rows get a loss.
 void add_noisy_block(BatchLayout& layout, const TokenIds& clean, std::size_t begin, std::size_t end,
                      std::int64_t first_position, int group, int copy, const TaskTokens& tokens,
                      int task, int question, TaskRandom& random) {
@@ -256,7 +256,7 @@ TrainingBatch make_diffusion_batch(const std::vector<TaskDocument>& documents,
   for (const TaskDocument& document : documents) {
     layout.begin_document();
     const TokenIds context = tokens.encode(document.context);
-    const std::size_t whole = context.size() / block * block;  // the rest belongs to each group
+    const std::size_t whole = context.size() / block * block;  // each group repeats the rest
     layout.add(slice(context, 0, whole), 0, -1, 0);
     for (int c = 0; c < noise.context_blocks && whole > 0; ++c) {
       const std::size_t begin = random.below(whole / block) * block;

@@ -1,19 +1,18 @@
-// Batches for both objectives, as token rows with one attention mask. A document is its context and
-// its questions; every question is a group that continues right after the context and sees nothing
-// of the other groups, so one pass over a context serves all its questions exactly as single
+// Batches for all objectives, as token rows with one attention mask. A document is a context and
+// its questions. Every question is a group: it continues right after the context and does not see
+// the other groups. So one pass over a context computes all its questions exactly like single
 // prompts.
 //
 // AR (stage backbone): causal. SDAR (stage diffusion; MAGE eq. 4, SDAR's [noisy; clean] training):
-// noisy copies of a block see their own copy of the block (bidirectional) and the clean blocks
-// before it; clean tokens are block-causal; clean and noisy copies carry the same positions. Blocks
-// that take no part in the loss have no noisy copy, which leaves out terms of eq. 4 and changes
-// none.
+// a noisy copy of a block sees itself (bidirectional) and the clean blocks before it. Clean tokens
+// are block-causal. Clean and noisy copies have the same positions. Blocks without loss have no
+// noisy copy; this leaves out terms of eq. 4 and changes none.
 //
 // DFlash (stage draft): draft_batch.h.
 //
-// LLaDA (stage diffusion of the family llada; arXiv 2502.09992, SFT): everything sees everything.
-// The questions of a document stand one after another behind its context, all of them visible, and
-// the answers are masked.
+// LLaDA (stage diffusion of the family llada; arXiv 2502.09992, SFT): every position sees all
+// others. The questions of a document follow its context one after another, all of them visible.
+// The answers are masked.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,8 +29,8 @@ namespace blockscope {
 
 using TokenIds = std::vector<std::int64_t>;
 
-/// Noise levels are drawn up to here and cut at 1: a sixth of the answers are all masks, as
-/// decoding begins.
+/// Noise levels are drawn from 0 to this value and cut at 1. So a sixth of the answers are all
+/// masks, as at the start of decoding.
 inline constexpr double kNoiseReach = 1.2;
 
 /// Token ids of the task words and of the special tokens.
@@ -43,10 +42,11 @@ struct TaskTokens {
   std::vector<std::int64_t> encode(const std::vector<TaskWord>& words) const;
 };
 
-/// From the vocabulary of a tokenizer.json. Throws CheckpointError when a word is no single token.
+/// Reads the ids from the vocabulary of a tokenizer.json. Throws CheckpointError if a word is not a
+/// single token.
 TaskTokens load_task_tokens(const std::string& tokenizer_json_path);
 
-/// Rows [begin, end) of every document see at most the columns [0, shared) and [own_begin,
+/// In every document, the rows [begin, end) see at most the columns [0, shared) and [own_begin,
 /// own_end).
 struct RowChunk {
   std::int64_t begin = 0, end = 0, shared = 0, own_begin = 0, own_end = 0;
@@ -62,14 +62,14 @@ struct TrainingBatch {
   at::Tensor weights;            // float32 [M]: 0.3 / all + (answer ? 1 / answers : 0)
   std::vector<int> tasks;        // [M], Task of an answer row, -1 elsewhere
   std::vector<int> questions;    // [M], running number of the question, -1 elsewhere
-  std::vector<RowChunk> chunks;  // cover all rows; what attention needs to look at
+  std::vector<RowChunk> chunks;  // cover all rows; the columns that attention must read
   std::int64_t num_questions = 0;
-  // Of a draft: the rows of its target, without rows for the loss. They are the first columns of
-  // `mask` and of the chunks.
+  // For a draft: the target's rows, without loss rows. They are the first columns of `mask` and of
+  // the chunks.
   std::shared_ptr<const TrainingBatch> context{};
 };
 
-/// Collects rows and writes the tensors; the mask rules above live here.
+/// Collects rows and makes the tensors. Implements the mask rules above.
 class BatchLayout {
  public:
   explicit BatchLayout(std::int64_t block_length) : block_length_(block_length) {}
@@ -101,8 +101,8 @@ class BatchLayout {
   std::vector<Loss> losses_;
 };
 
-/// Sequences of clean and masked tokens in which every position sees all others of its sequence;
-/// without rows for the loss.
+/// Sequences of clean and masked tokens, without loss rows. Every position sees all others of its
+/// sequence.
 TrainingBatch bidirectional_rows(const std::vector<std::vector<std::int64_t>>& sequences,
                                  std::int64_t fill_token);
 
@@ -121,10 +121,10 @@ TrainingBatch make_diffusion_batch(const std::vector<TaskDocument>& documents,
 /// The longest answer with its end token fits: 4 keys of 4 words, or 3 operations.
 inline constexpr std::int64_t kMostGenerated = 32;
 
-/// The first `questions` of every document. An answer is followed by end tokens up to a length of
-/// 8, 16, 24 or 32, drawn, as decoding fills a given length; each is masked at its own level
-/// min(1, 1.2 U). An answer's masked words, with the first end token, weigh 1 together whatever
-/// their number (LLaDA's 1 / t by count), its other masked end tokens 0.3.
+/// Uses the first `questions` questions of every document. End tokens follow each answer up to a
+/// drawn length of 8, 16, 24 or 32, because decoding fills a given length too. Each answer is
+/// masked at its own level min(1, 1.2 U). The masked words and first end token of an answer weigh 1
+/// together, whatever their number (LLaDA's 1 / t by count). Its other masked end tokens weigh 0.3.
 TrainingBatch make_bidirectional_batch(const std::vector<TaskDocument>& documents,
                                        const TaskTokens& tokens, std::size_t questions,
                                        TaskRandom& random);

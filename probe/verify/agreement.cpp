@@ -17,7 +17,7 @@ std::map<int64_t, int64_t> transfers(const ReplayStep& step) {
   return tokens;
 }
 
-/// The lowest position that only one of them has, or has with another token.
+/// The lowest position that only one of the two has, or that has different tokens.
 std::optional<int64_t> lowest_difference(const std::map<int64_t, int64_t>& a,
                                          const std::map<int64_t, int64_t>& b) {
   std::optional<int64_t> lowest;

@@ -1,5 +1,5 @@
-// How two runs over the same prompts differ: their tokens, where their trajectories part, their
-// scores, and how sure one can be of a difference in accuracy. Pure functions.
+// How two runs over the same prompts differ: their tokens, the first step that differs, their
+// scores, and how certain a difference in accuracy is. Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace blockscope {
 /// Tokens up to and including the first stop token; without one, all of them.
 size_t answer_length(const std::vector<int64_t>& tokens, const std::vector<int64_t>& stop_ids);
 
-/// Generated tokens, compared up to and including the first stop token of either run: what lies
-/// behind it is filler. A position that only one run reached counts as different.
+/// Generated tokens, compared up to and including the first stop token of either run: what follows
+/// it is filler. A position that only one run reached counts as different.
 struct TokenAgreement {
   int64_t positions = 0;
   int64_t equal = 0;
@@ -33,7 +33,7 @@ struct Divergence {
   int64_t step = 0;      // over the whole sequence, from 1
   int64_t position = 0;  // the lowest position that differs, from 0 after the prompt
 };
-/// nullopt: the same tokens at the same steps. Behind the end of the shorter run any step differs.
+/// nullopt: the same tokens at the same steps. A step after the end of the shorter run differs.
 std::optional<Divergence> first_divergence(const std::vector<ReplayStep>& a,
                                            const std::vector<ReplayStep>& b, int64_t prompt_length);
 
@@ -47,13 +47,13 @@ struct PairedScores {
   double error_a = 0.0;
   double error_b = 0.0;
   double error_difference = 0.0;  // of mean_b - mean_a, from the per-prompt differences
-  /// Two-sided exact sign test: the probability that `better` and `worse` are split at least this
-  /// unevenly by chance; 1 when no prompt differs.
+  /// Two-sided exact sign test: the probability that chance splits `better` and `worse` at least
+  /// this unevenly; 1 if no prompt differs.
   double sign_test = 1.0;
 
   bool within_noise() const { return sign_test > 0.05; }
-  /// Without any difference: the largest true share of changed prompts that 95 % confidence leaves
-  /// open (the rule of three).
+  /// If no prompt differs: the upper 95 % confidence limit of the true share of changed prompts
+  /// (the rule of three).
   double rule_of_three() const { return count == 0 ? 1.0 : 3.0 / static_cast<double>(count); }
 };
 /// NaN: not scored.

@@ -15,7 +15,7 @@ double ratio(double part, double whole) { return whole > 0.0 ? part / whole : kN
 /// One side's sums over some prompts.
 struct Sums {
   int64_t tokens = 0;          // of the answers
-  int64_t decoded_tokens = 0;  // of them behind the prefill
+  int64_t decoded_tokens = 0;  // of them decided after the prefill
   int64_t rounds = 0;
   double draft_passes = 0.0, target_passes = 0.0;
   std::vector<PassSeconds> seconds;  // by repetition
@@ -38,7 +38,7 @@ Sums sums_of(const DraftSide& side, const std::vector<size_t>& prompts,
   return sums;
 }
 
-/// The spread of a number of each repetition; NaN where it is NaN.
+/// The spread of one number per repetition; NaN if one of them is NaN.
 template <typename Number>
 Spread over_repetitions(size_t repeats, const Number& number) {
   std::vector<double> values;
@@ -90,8 +90,9 @@ void add_acceptance(const DraftSide& drafted, const std::vector<size_t>& prompts
   }
 }
 
-/// The prompts of each task, in the order of their first one: that of the prompt's line, else its
-/// name without the numbers at its end. Nothing where there is one task, or one for each prompt.
+/// The prompts of each task, ordered by their first prompt. A task is that of the prompt's line,
+/// else the prompt's name without the numbers at its end. Empty for one task, or one task per
+/// prompt.
 std::vector<std::pair<std::string, std::vector<size_t>>> tasks_in(
     const std::vector<RunPrompt>& prompts) {
   std::vector<std::pair<std::string, std::vector<size_t>>> tasks;

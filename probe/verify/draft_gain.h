@@ -1,4 +1,4 @@
-// What a draft gained, from runs with and without it: numbers alone, no model.
+// What a draft gained, computed from runs with and without it.
 #pragma once
 
 #include <cstddef>
@@ -13,29 +13,29 @@
 
 namespace blockscope {
 
-/// Of some prompts, one block length beside the target alone. Spreads are over repetitions, each
-/// compared with the one beside it; NaN where there is nothing to divide by. Tokens are those of
-/// the answers, up to and including the first stop token; of tokens a second those that passes
-/// behind the prefill decided: a draft's prefill decides the first one. What is accepted behind
-/// gen_length counts nowhere.
+/// One block length compared with the target alone, over some prompts. Spreads are over
+/// repetitions; repetition i with the draft is compared with repetition i without it. NaN if the
+/// divisor is 0. Tokens are those of the answers, up to and including the first stop token. Tokens
+/// per second count those decided after the prefill: a draft's prefill decides the first token.
+/// Tokens accepted after gen_length are left out of everything.
 struct DraftGain {
   int64_t prompts = 0;
   int64_t alone_tokens = 0;
   int64_t drafted_tokens = 0;
   int64_t rounds = 0;
   double acceptance_length = 0.0;   // mean over rounds of accepted drafts + 1
-  std::vector<double> accepted_at;  // by position 1, 2, ...: share of rounds accepted there
-  double passes_per_token = 0.0;    // passes of the target behind the prefill; alone 1
+  std::vector<double> accepted_at;  // by position 1, 2, ...: share of rounds that accepted it
+  double passes_per_token = 0.0;    // passes of the target after the prefill; alone 1
   Spread alone_speed;               // tokens a second
   Spread drafted_speed;
   Spread speedup;         // drafted_speed over alone_speed
-  Spread answer_speedup;  // the whole answers with their prefill, alone over drafted
+  Spread answer_speedup;  // seconds of whole answers with prefill, alone over drafted
   Spread alone_seconds;   // of these answers
   Spread drafted_seconds;
   Spread alone_prefill;  // seconds
   Spread drafted_prefill;
-  Spread draft_share;      // of the time behind the prefill
-  Spread alone_ms;         // of a pass of the target by itself
+  Spread draft_share;      // of the time after the prefill
+  Spread alone_ms;         // of a pass of the target over one token
   Spread verification_ms;  // of a pass of the target over a block
   Spread draft_ms;         // of a pass of the draft
 };
@@ -44,25 +44,25 @@ struct DraftGain {
 DraftGain gain_of(const DraftSide& alone, const DraftSide& drafted,
                   const std::vector<size_t>& prompts, const std::vector<int64_t>& stop_ids);
 
-/// Where an answer first differs from the target's own.
+/// The first position at which an answer differs from the target's own answer.
 struct TokenDifference {
   size_t prompt = 0;
-  int64_t position = 0;  // behind the prompt, from 0
+  int64_t position = 0;  // after the prompt, from 0
   int64_t alone_token = 0;
   int64_t drafted_token = 0;
 };
-/// One of each prompt that has one, looked for up to the first stop token.
+/// For each prompt the first difference, if any, up to the first stop token.
 std::vector<TokenDifference> first_differences(const DraftSide& alone, const DraftSide& drafted,
                                                const std::vector<int64_t>& stop_ids);
 
-/// One block length beside the target alone.
+/// One block length compared with the target alone.
 struct DraftMeasured {
   int64_t block_length = 0;
   DraftGain all;                                         // every prompt
-  std::vector<std::pair<std::string, DraftGain>> tasks;  // by name, where there are several
-  /// Of greedy runs. Drawn ones have the same distribution, and need not have the same tokens.
+  std::vector<std::pair<std::string, DraftGain>> tasks;  // by name, if there are several
+  /// Only for greedy runs. Sampled runs have the same distribution, but not the same tokens.
   std::optional<TokenAgreement> agreement;
-  std::vector<TokenDifference> differences;  // likewise
+  std::vector<TokenDifference> differences;  // only for greedy runs
 };
 std::vector<DraftMeasured> measured_of(const DraftRuns& runs, const std::vector<RunPrompt>& prompts,
                                        const DecodeOptions& options);

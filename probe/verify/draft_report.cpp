@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-/// "n/a" where there was nothing to divide by.
+/// "n/a" if the divisor was 0.
 std::string number(double value, const char* form) {
   return std::isnan(value) ? "n/a" : fmt::format(fmt::runtime(form), value);
 }
@@ -21,7 +21,7 @@ std::string share_text(double share) { return number(share * 100.0, "{:.1f} %");
 
 std::string median(const Spread& spread, const char* form) { return number(spread.median, form); }
 
-/// "1.20x [1.10, 1.31]": a ratio of speeds, below one or above.
+/// "1.20x [1.10, 1.31]": a ratio of speeds, below or above 1.
 std::string times(const Spread& speedup) {
   if (std::isnan(speedup.median)) return "n/a";
   return fmt::format("{:.2f}x [{:.2f}, {:.2f}]", speedup.median, speedup.low, speedup.high);
@@ -38,9 +38,9 @@ std::string head(const DraftFacts& facts, size_t prompts) {
                      plural(facts.threads, "thread"), facts.batch_size, facts.draft);
 }
 
-/// alone/s, drafted/s and their ratio: tokens a second behind the prefill; "answers": the ratio
-/// with it; the last three: milliseconds of a pass of the draft, of the target over a block, and
-/// alone.
+/// alone/s, drafted/s and their ratio: tokens per second after the prefill. "answers": the ratio
+/// with the prefill. The last three: milliseconds of a pass of the draft, of the target over a
+/// block, and of the target alone.
 class GainTable {
  public:
   explicit GainTable(const DraftMeasured& any) {
@@ -125,7 +125,7 @@ void add_rounds(const DraftMeasured& measured, Lines& lines) {
   const DraftGain& gain = measured.all;
   lines.title("Rounds");
   lines.row("target's passes a token", "1.000", number(gain.passes_per_token, "{:.3f}"),
-            "behind the prefill");
+            "after the prefill");
   lines.row("acceptance length", "", number(gain.acceptance_length, "{:.2f}"),
             fmt::format("accepted drafts + 1, mean of {}", plural(gain.rounds, "round")));
   std::string shares;
@@ -139,7 +139,7 @@ void add_rounds(const DraftMeasured& measured, Lines& lines) {
 void add_times(const DraftGain& gain, int64_t repeats, Lines& lines) {
   lines.title("Time");
   lines.row("tokens/s", median(gain.alone_speed, "{:.1f}"), median(gain.drafted_speed, "{:.1f}"),
-            fmt::format("{} behind the prefill, median [range] of {}", faster(gain.speedup),
+            fmt::format("{} after the prefill, median [range] of {}", faster(gain.speedup),
                         plural(repeats, "interleaved repetition")));
   lines.row("whole answers, s", median(gain.alone_seconds, "{:.3f}"),
             median(gain.drafted_seconds, "{:.3f}"), faster(gain.answer_speedup));
@@ -148,7 +148,7 @@ void add_times(const DraftGain& gain, int64_t repeats, Lines& lines) {
   lines.row("a pass of the target, ms", median(gain.alone_ms, "{:.3f}"),
             median(gain.verification_ms, "{:.3f}"), "over one token; over a block");
   lines.row("a pass of the draft, ms", "", median(gain.draft_ms, "{:.3f}"),
-            fmt::format("{} of the time behind the prefill", share_text(gain.draft_share.median)));
+            fmt::format("{} of the time after the prefill", share_text(gain.draft_share.median)));
 }
 
 std::string verdict(const DraftVerification& result) {
@@ -180,7 +180,7 @@ std::string draft_bench_text(const std::vector<DraftMeasured>& measured, const D
                              const std::vector<RunPrompt>& prompts) {
   std::string text = head(facts, prompts.size());
   text += fmt::format(
-      "median of {} by turns; alone/s, drafted/s, speed-up: tokens behind the "
+      "median of {} by turns; alone/s, drafted/s, speed-up: tokens after the "
       "prefill; answers: with it\n",
       plural(facts.repeats, "run"));
   const GainTable table(measured.front());

@@ -1,4 +1,4 @@
-// What `bench --draft` and `verify --draft` say, as text and as JSON.
+// The reports of `bench --draft` and `verify --draft`, as text and as JSON.
 #pragma once
 
 #include <optional>
@@ -11,21 +11,22 @@
 
 namespace blockscope {
 
-/// `decoding` says lengths and sampling; `block_length` is of no meaning here.
+/// `decoding` holds lengths and sampling; `block_length` is unused.
 struct DraftFacts : VerifyFacts {
   std::string draft;
   std::string draft_digest;
-  bool drawn = false;  // under a temperature
+  bool drawn = false;  // tokens are sampled, with a temperature above 0
 };
 
-/// A line per block length and task, and for each block length whether the tokens are the target's.
+/// A line per block length and task. Also says for each block length if the tokens are the
+/// target's.
 std::string draft_bench_text(const std::vector<DraftMeasured>& measured, const DraftFacts& facts,
                              const std::vector<RunPrompt>& prompts);
 /// Format "blockscope-bench-draft" version 1.
 std::string draft_bench_json(const std::vector<DraftMeasured>& measured, const DraftFacts& facts,
                              const std::vector<RunPrompt>& prompts);
 
-/// What `verify --draft` found.
+/// The result of `verify --draft`.
 struct DraftVerification {
   DraftMeasured measured;
   std::vector<TieFinding> ties;  // of measured.differences
@@ -36,8 +37,8 @@ struct DraftScores {
   std::vector<double> alone, drafted;
 };
 
-/// Ends with the verdict in one line, and with what a difference in accuracy is worth where there
-/// can be one.
+/// Ends with the verdict in one line. If accuracy can differ, a last line says how certain a
+/// difference is.
 std::string draft_verify_text(const DraftVerification& result, const DraftFacts& facts,
                               const std::vector<RunPrompt>& prompts);
 /// Format "blockscope-verify-draft" version 1.

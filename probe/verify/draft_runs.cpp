@@ -14,7 +14,7 @@
 namespace blockscope {
 namespace {
 
-/// Adds the passes of a run up, sequence by sequence; asks for nothing that costs a pass anything.
+/// Adds up the passes of a run by sequence. Requests nothing that would slow a pass down.
 class PassWatch : public DecodeObserver {
  public:
   explicit PassWatch(bool drafted) : drafted_(drafted) {}
@@ -66,7 +66,7 @@ class DraftLoop {
   }
 
   DraftRuns run() {
-    for (DraftSide& side : sides_) decode(batch(0), side);  // warms up; nothing of it is kept
+    for (DraftSide& side : sides_) decode(batch(0), side);  // warm-up, not counted
     const auto step = static_cast<size_t>(input_.batch_size);
     for (int64_t repetition = 0; repetition < input_.repeats; ++repetition) {
       for (size_t first = 0; first < input_.prompts.size(); first += step) {

@@ -10,9 +10,9 @@
 namespace blockscope {
 namespace {
 
-constexpr double kRoundings = 2.0;  // each of two logits may move by one
+constexpr double kRoundings = 2.0;  // each of the two logits may move by one rounding
 
-/// Keeps the logits of the last of some decoding passes.
+/// Keeps the logits of the last decoding pass.
 class LastLogits : public DecodeObserver {
  public:
   bool looks_inside(const PassContext& /*context*/) const override { return false; }
@@ -38,7 +38,7 @@ class LastLogits : public DecodeObserver {
   }
 };
 
-/// [V]: what the request's token number `count` (from 1) was chosen from.
+/// [V]: the logits that decided token number `count` (from 1) of the request.
 at::Tensor logits_of(const LoadedModel& target, const DecodeOptions& options,
                      const DecodeRequest& request, int64_t count,
                      const std::function<bool()>& interrupted) {
@@ -58,7 +58,7 @@ TieFinding find_tie(const LoadedModel& target, const DecodeOptions& options,
                     const DecodeRequest& request, const std::vector<int64_t>& alone,
                     const TokenDifference& difference, const std::function<bool()>& interrupted) {
   const at::Tensor own = logits_of(target, options, request, difference.position + 1, interrupted);
-  DecodeRequest again = request;  // as long as the answer: some rotary embeddings depend on it
+  DecodeRequest again = request;  // of the same length: some rotary embeddings depend on it
   again.prompt.insert(again.prompt.end(), alone.begin(), alone.begin() + difference.position);
   again.gen_length -= difference.position;
   const at::Tensor after_prefill = logits_of(target, options, again, 1, interrupted);

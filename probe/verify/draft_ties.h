@@ -1,6 +1,6 @@
-// Whether a token that a drafted answer has otherwise than its target's own can be rounding: a
-// target's pass over a block sums in another order than one over a single token, so two tokens
-// whose logits are all but equal may change places, and no others may.
+// Whether rounding explains a token that differs between a drafted answer and the target's own. A
+// pass over a block sums in another order than a pass over a single token. So only two tokens with
+// nearly equal logits may change places.
 #pragma once
 
 #include <cmath>
@@ -15,19 +15,19 @@ namespace blockscope {
 
 /// Logits of the target alone at a TokenDifference.
 struct TieFinding {
-  double gap = 0.0;        // of its token over the drafted answer's, in the pass that decided it
-  double gap_again = 0.0;  // the same after a prefill of everything before the last position
-  double rounding = 0.0;   // what the two passes differ by at most, over the whole vocabulary
-  double allowed = 0.0;    // for a tie
+  double gap = 0.0;        // logit of its token minus that of the drafted token, when it decided
+  double gap_again = 0.0;  // the same gap after a prefill up to the last position
+  double rounding = 0.0;   // largest difference of the two passes over the vocabulary
+  double allowed = 0.0;    // largest gap of a tie
 
   /// False for NaN.
   bool tie() const { return std::abs(gap) <= allowed; }
 };
 
-/// `alone`: the tokens the target decided by itself (PromptRun::generated). Decodes them once more
-/// up to the difference, and once from there. A tie is a gap of up to twice the rounding, or
-/// one unit in the last place of the largest logit, in the dtype the model runs in. For greedy
-/// runs. `interrupted` may be empty; NaN where it cut this short.
+/// For greedy runs. `alone`: the tokens that the target decided by itself (PromptRun::generated).
+/// The target decodes them once more up to the difference, and once after a prefill. A tie is a gap
+/// of at most twice the rounding, or of one unit in the last place of the largest logit, in the
+/// model's dtype. `interrupted` may be empty; the gap is NaN if it ended this early.
 TieFinding find_tie(const LoadedModel& target, const DecodeOptions& options,
                     const DecodeRequest& request, const std::vector<int64_t>& alone,
                     const TokenDifference& difference,

@@ -1,5 +1,5 @@
-// How much of the prefix the denoising steps read, against reading all of it: to attend to, and to
-// choose what to attend to.
+// How much of the prefix the denoising steps read, compared with reading all of it. Keys are read
+// for attention, and to choose the keys for attention.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,13 +27,13 @@ struct ExternalReads {
 
   ReadShape shape;
   std::vector<int64_t> rows;          // [L * K] key rows that exact attention reads
-  std::vector<int64_t> rows_read;     // [L * K] key rows read to attend to them: 0 at a step where
-                                      // all G heads reuse, the set's where a set is read
+  std::vector<int64_t> rows_read;     // [L * K] key rows read for attention: 0 at a step where all
+                                      // G heads reuse; the set's rows where a set is read
   std::vector<int64_t> head_rows;     // [L * H] key rows times the query heads that use them
-  std::vector<int64_t> head_skipped;  // [L * H] those that the query head did without
+  std::vector<int64_t> head_skipped;  // [L * H] those that the query head did not use
   int64_t commit_rows = 0;            // key rows of the commit passes, exact under every policy
-  /// Rows of D elements (half a key row) read besides, by all KV heads, to choose sets and to keep
-  /// residuals: AttentionParts::rows_scored.
+  /// Rows of D elements (half a key row) that all KV heads read in addition, to choose sets and to
+  /// keep residuals: AttentionParts::rows_scored.
   int64_t choice_rows = 0;
 
   bool operator==(const ExternalReads&) const = default;
@@ -41,12 +41,12 @@ struct ExternalReads {
 
   int64_t total_rows() const;
   int64_t total_read() const;
-  /// Share of the key rows (and so of their bytes) that was not read, in the denoising steps; 0
-  /// without any row.
+  /// Share of the key rows (and so of their bytes) that denoising steps did not read; 0 without
+  /// rows.
   double saving() const;
-  /// The same less what choosing read: below 0 where that is more than the sets spare.
+  /// saving() minus the share that choosing read; below 0 if choosing reads more than sets save.
   double saving_with_choice() const;
-  /// The same with the commit passes, which read everything, in the denominator.
+  /// saving() with the commit passes, which read everything, in the denominator.
   double saving_with_commits() const;
   /// FLOPs of QK^T and PV over external keys that a query head did not spend: 4 * B * N * D each.
   double flops(int64_t block_length, int64_t head_dim) const;
@@ -54,12 +54,12 @@ struct ExternalReads {
 };
 
 /// What the attention of a pass really read: AttentionParts::keys_read, `reused` and `rows_scored`
-/// of each layer. On a device keys_read is counted there: waiting for it between the layers would
-/// leave the device without work, and what the layers take out of the pass's time.
+/// of each layer. A device counts keys_read itself, because waiting for it between the layers would
+/// stall the device and lengthen the pass.
 class PassReads {
  public:
   void add(const AttentionView& view);
-  /// Adds those of the pass that has this context, of all layers since the last call; waits for a
+  /// Adds the reads of all layers since the last call, from the pass with this context. Waits for a
   /// device once.
   void move_to(ExternalReads& reads, const PassContext& context);
 
@@ -67,7 +67,7 @@ class PassReads {
   struct Layer {
     int64_t layer;
     at::Tensor keys_read;    // [S, K] int64; undefined: every key was read
-    at::Tensor reused;       // [S, H] bool, on the host; undefined: no head did
+    at::Tensor reused;       // [S, H] bool, on the host; undefined: no head reused
     at::Tensor rows_scored;  // [S] int64, on the host; undefined: none
   };
   static void add_layer(ExternalReads& reads, const PassContext& context, const Layer& seen);

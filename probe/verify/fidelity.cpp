@@ -25,8 +25,8 @@ HeadSums head_sums(const at::Tensor& got, const at::Tensor& reference) {
   return {sums[0].contiguous(), sums[1].contiguous(), sums[2].contiguous()};
 }
 
-/// [S, H], on the host: something other than this step's attention over the whole prefix went into
-/// the output.
+/// [S, H], on the host: whether the head's output did not use this step's attention over the whole
+/// prefix.
 at::Tensor approximated_heads(const AttentionParts& used) {
   at::Tensor heads = at::zeros({used.external.size(0), used.external.size(1)}, at::kBool);
   if (used.reused.defined()) heads.logical_or_(used.reused);
@@ -113,10 +113,10 @@ void FidelityMeter::on_logits(const PassContext& context, const std::vector<int6
   for (size_t i = 0; i < slots.size(); ++i) {
     const SequencePass& pass = context.sequences[static_cast<size_t>(slots[i])];
     const int64_t row = static_cast<int64_t>(i);
-    // Double: a KL of 1e-6 must not drown in the rounding of float32 logarithms.
+    // Double: the rounding of float32 logarithms would hide a KL of 1e-6.
     const at::Tensor exact = at::log_softmax(exact_logits.select(0, row).to(at::kDouble), -1);
     const at::Tensor policy = at::log_softmax(logits.select(0, row).to(at::kDouble), -1);
-    // A token that the exact run rules out (p = 0) adds nothing, whatever the other run gives it.
+    // A token with p = 0 in the exact run adds nothing, whatever its p in the other run.
     const at::Tensor p_exact = exact.exp();
     const at::Tensor terms = at::where(p_exact > 0.0, p_exact * (exact - policy), 0.0);
     const at::Tensor kl = on_host(terms.sum(-1)).contiguous();

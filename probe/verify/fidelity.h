@@ -1,5 +1,5 @@
-// How far a policy bends the model, measured beside exact attention while both replay one run step
-// by step: predictions, attention outputs and the keys really read.
+// How much a policy changes the model. The policy and exact attention replay the same run step by
+// step; compared are predictions, attention outputs and the keys really read.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace blockscope {
 
-/// KL(p_exact || p_policy) in nats over positions that are masked in both inputs (under replay: the
-/// same ones), of the softmax of the logits at temperature 1.
+/// KL(p_exact || p_policy) in nats, for the softmax of the logits at temperature 1, over positions
+/// that are masked in both inputs (under replay: the same positions).
 struct KlSummary {
   int64_t step = 0;   // denoising step inside the block, from 1; 0: all of them
   int64_t count = 0;  // masked positions, summed over steps and sequences
@@ -39,12 +39,12 @@ struct Fidelity {
   int64_t same_top1 = 0;  // masked positions whose most probable token is the same
 
   // [L * H] each. First-order: the reference is exact attention of the same queries (what --shadow
-  // computes), so only what this layer approximates counts.
+  // computes), so only this layer's approximation counts.
   std::vector<ErrorTotals> first_order;  // over all denoising steps
-  // Over the steps at which the head reused, or read a set instead of the whole prefix.
+  // First-order, over the steps at which the head reused or read a set instead of the whole prefix.
   std::vector<ErrorTotals> first_order_approximated;
-  // Propagated: the reference is the exact run's output at the same step, so what earlier layers
-  // and steps changed counts too.
+  // Propagated: the reference is the exact run's output at the same step, so changes by earlier
+  // layers and steps count too.
   std::vector<ErrorTotals> propagated;  // over all denoising steps
 
   ExternalReads reads;  // what the runtime really read
@@ -53,7 +53,7 @@ struct Fidelity {
 /// The totals of all layers and heads.
 ErrorTotals sum_of(const std::vector<ErrorTotals>& totals);
 
-/// Collects a Fidelity over any number of replays. Keeps 4 bytes per masked position and step.
+/// Collects a Fidelity over any number of replays. Stores 4 bytes per masked position and step.
 class FidelityMeter : public LockstepVisitor {
  public:
   explicit FidelityMeter(const ReadShape& shape);
@@ -62,7 +62,7 @@ class FidelityMeter : public LockstepVisitor {
   void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
                  const at::Tensor& logits, const at::Tensor& exact_logits) override;
 
-  /// What was measured so far.
+  /// The result of all replays so far.
   Fidelity result();
 
  private:

@@ -1,4 +1,4 @@
-// One free run of some prompts under one policy: its trajectory, what it read and how long it took.
+// One free run of some prompts under one policy: its trajectory, its reads and its times.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ namespace blockscope {
 /// One sequence as it was decoded.
 struct SequenceRun {
   std::vector<int64_t> generated;  // DecodeOutcome::generated
-  std::vector<ReplayStep> steps;   // what a replay takes
+  std::vector<ReplayStep> steps;   // input of a replay
   std::vector<PassRow> rows;       // denoising and commit passes
 };
 
-/// Attention of one pass in which every sequence denoised, per sequence.
+/// Attention per sequence in one pass in which every sequence denoised.
 struct StepTime {
   double context_length = 0.0;  // mean N over the sequences
   double keys_read = 0.0;       // mean over sequences, layers and KV heads; ContextTime::keys_read
   double milliseconds = 0.0;
 };
 
-/// Watches a run; the time it takes itself is in none of the numbers.
+/// Watches a run. The times do not include the observer's own.
 class FreeRunObserver : public DecodeObserver {
  public:
   FreeRunObserver(const DecodeOptions& options, const ReadShape& shape);

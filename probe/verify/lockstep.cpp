@@ -17,14 +17,14 @@
 namespace blockscope {
 namespace {
 
-/// What the exact run had at one point: `layer` -1 means the logits.
+/// Values of the exact run at one layer; `layer` -1: the logits.
 struct Item {
   int64_t pass = 0;
   int64_t layer = 0;
   at::Tensor value;
 };
 
-/// Hands items from one thread to the other, one at a time and in order.
+/// Passes items from one thread to the other, one at a time and in order.
 class Exchange {
  public:
   /// Waits until the last item was taken. False: the other side has stopped.

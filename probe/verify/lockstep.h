@@ -1,5 +1,5 @@
-// Replays one trajectory with two policies at once, pass by pass, so that they can be compared
-// without keeping a run in memory: the exact run goes ahead by one layer at most.
+// Replays one trajectory with two policies at once, pass by pass. The exact run is at most one
+// layer ahead, so comparing the two keeps no run in memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 
 namespace blockscope {
 
-/// Sees the second policy's run beside what the exact run had at the same pass and layer. Entry s
-/// of every tensor belongs to context.sequences[s], in both runs.
+/// Sees the second policy's run together with the exact run's values at the same pass and layer.
+/// Entry s of every tensor belongs to context.sequences[s], in both runs.
 class LockstepVisitor {
  public:
   virtual ~LockstepVisitor() = default;
@@ -25,14 +25,14 @@ class LockstepVisitor {
                          const at::Tensor& logits, const at::Tensor& exact_logits) = 0;
 };
 
-/// Every request must be a replay. The exact run decodes in a thread of its own. What either run
-/// throws comes out here; `interrupted` ends both, and true is returned then.
+/// Every request must be a replay. The exact run decodes in a thread of its own. Rethrows what
+/// either run throws. `interrupted` ends both runs; then the result is true.
 bool replay_in_lockstep(const BlockDiffusionModel& model, AttentionPolicy& policy,
                         const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
                         LockstepVisitor& visitor, const std::function<bool()>& interrupted);
 
-/// A_in, A_out and the residual where there is one, merged (FlashBlock eq. 9) -> [S, H, T, D]
-/// float32, whatever the dtype of `out`.
+/// A_in, A_out and the residual, if any, merged (FlashBlock eq. 9) -> [S, H, T, D] float32,
+/// whatever the dtype of `out`.
 at::Tensor merged_output(const AttentionParts& parts);
 
 }  // namespace blockscope

@@ -11,8 +11,8 @@ namespace {
 /// What each KV head of a layer with sets reads over one sequence's passes.
 struct SetReads {
   int64_t all = 0;     // key rows of the prefix over the denoising steps
-  int64_t read = 0;    // key rows attended to
-  int64_t choice = 0;  // rows read besides
+  int64_t read = 0;    // key rows read for attention
+  int64_t choice = 0;  // rows read to choose
 };
 
 std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const PolicyOptions& policy) {
@@ -53,7 +53,7 @@ std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const Policy
 ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, const ReuseMask& mask,
                               const ReadShape& shape) {
   int64_t all = 0;       // key rows of one KV head over the denoising steps
-  int64_t reusable = 0;  // those of steps at which the rule lets the mask reuse
+  int64_t reusable = 0;  // key rows of the steps at which the mask may reuse
   int64_t commits = 0;
   for (const PassRow& row : rows) {
     if (row.commit) {

@@ -1,5 +1,5 @@
-// What a policy's rule says it reads, from the passes of a run alone: no attention is computed.
-// Under replay of that run it is what PassReads counts, count by count.
+// Predicts from the passes of a run what a policy reads by its rule, without computing attention.
+// Under replay of that run, PassReads must count exactly the same.
 #pragma once
 
 #include <cstdint>
@@ -26,16 +26,16 @@ struct PassRow {
   int64_t planned_steps = 0;   // SequencePass::planned_steps
 };
 
-/// FlashBlock's rule: at a denoising step that is not its block's first, with M < tau, every head
-/// of the mask reuses; a KV head's prefix is read unless all of its query heads do (arXiv
-/// 2602.05305, section 4.2).
+/// FlashBlock's rule (arXiv 2602.05305, section 4.2): every head of the mask reuses at a denoising
+/// step with M < tau that is not its block's first. A KV head's prefix is not read if all of its
+/// query heads reuse.
 ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, const ReuseMask& mask,
                               const ReadShape& shape);
 
-/// The rule of a sparse policy (docs/policies.md) over the passes of one sequence, in their order:
-/// the whole prefix at its dense steps and in its exact layers, the set at every other denoising
-/// step; and what choosing reads. nullopt: pages that may or may not hold the short last one (quest
-/// where a page does not divide the prefix).
+/// The rule of a sparse policy (docs/policies.md) over the passes of one sequence, in their order.
+/// It reads the whole prefix at its dense steps and in its exact layers, the set at every other
+/// denoising step, and what choosing needs. nullopt: the rule can't say whether the set holds the
+/// short last page (quest, if a page does not divide the prefix).
 std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& rows,
                                                  const PolicyOptions& policy,
                                                  const ReadShape& shape);

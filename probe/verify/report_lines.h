@@ -1,4 +1,4 @@
-// What the texts of verify and bench are put together from.
+// Building blocks of the texts of verify and bench.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ inline std::string accuracy(const PairedScores& scores, double mean) {
   return scores.count == 0 ? "n/a" : percent(mean);
 }
 
-/// Three columns: a name, the reference, the policy, and what is to be said about them.
+/// Lines of four columns: a name, the reference, the policy and a note.
 class Lines {
  public:
   void title(const std::string& text) { fmt::format_to(out(), "\n{}\n", text); }
@@ -36,7 +36,7 @@ class Lines {
   std::string text_;
 };
 
-/// What a difference in accuracy is worth.
+/// How certain a difference in accuracy is.
 std::string noise_text(const PairedScores& scores);
 
 }  // namespace blockscope

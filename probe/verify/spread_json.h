@@ -1,4 +1,4 @@
-// JSON of what several runs over the same prompts have in common.
+// JSON of values over several runs of the same prompts.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,7 +14,7 @@ inline nlohmann::ordered_json spread_json(const Spread& spread) {
   return {{"median", spread.median}, {"low", spread.low}, {"high", spread.high}};
 }
 
-/// `a`, `b`: what the two runs are called.
+/// `a`, `b`: the names of the two runs.
 inline nlohmann::ordered_json scores_json(const PairedScores& scores, const std::string& a,
                                           const std::string& b) {
   if (scores.count == 0) return {{"count", 0}};

@@ -20,12 +20,13 @@ std::string quoted(const std::string& text) {
   return field + '"';
 }
 
-/// Nine digits; empty for what this policy, or this file of prompts, doesn't have.
+/// Nine digits; empty for NaN, a value that this policy or these prompts don't have.
 std::string real(std::optional<double> value) {
   return value.has_value() ? fmt::format("{:.9g}", *value) : "";
 }
 
-/// The columns of a line, each with its name. `beside` null: the reference's own line.
+/// The columns of a line, each with its name. `beside`: the comparison with the reference; null on
+/// the reference's own line.
 using CsvRow = std::vector<std::pair<const char*, std::string>>;
 CsvRow csv_row(const std::string& kind, const PolicyResult& result, const SettingResult* beside,
                const PairedScores& scores, const VerifyFacts& facts) {

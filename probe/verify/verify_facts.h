@@ -1,4 +1,4 @@
-// What ran, for the heads of what verify and bench say.
+// What ran: for the reports of verify and bench.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace blockscope {
 
-/// What ran, for the heads of the outputs and for units.
+/// What ran, for the first lines of the outputs and for units.
 struct VerifyFacts {
   std::string model;
   std::string digest;
@@ -36,8 +36,8 @@ struct VerifyFacts {
   double choice_bytes(int64_t rows) const { return bytes(rows) / 2.0; }
 };
 
-/// Of this model and these prompts; `decoding`, `batch_size`, `repeats` and `block_length` are left
-/// to the caller.
+/// The facts of this model and these prompts. The caller sets `decoding`, `batch_size`, `repeats`
+/// and `block_length`.
 VerifyFacts facts_of(const std::string& prompts_file, const LoadedModel& model,
                      const std::vector<RunPrompt>& prompts);
 

@@ -13,14 +13,14 @@
 namespace blockscope {
 namespace {
 
-/// What one line style stands for; points by rising saving.
+/// A curve with one line style; its points by rising saving.
 struct Curve {
   std::string file;   // its data
   std::string title;  // gnuplot text
   std::vector<const SettingResult*> points;
 };
 
-/// One curve per tau of a sweep, without the file's own setting; else the policy alone.
+/// One curve per tau of a sweep, without the file's own setting. Without a sweep: the policy alone.
 std::vector<Curve> curves_of(const VerifyResult& result) {
   const PolicySetting& own = result.settings.front().setting;
   if (result.settings.size() == 1) {
@@ -42,14 +42,14 @@ std::vector<Curve> curves_of(const VerifyResult& result) {
   return curves;
 }
 
-/// gamma, where a mask has one; of a calibration file without it "file".
+/// The mask's gamma; "file" for a calibration file without gamma.
 std::string point_text(const PolicySetting& setting) {
   if (!setting.reuse.has_value()) return "";
   if (setting.reuse->gamma.has_value()) return fmt::format("{:g}", *setting.reuse->gamma);
   return setting.policy.reuse_file.empty() ? "all heads" : "file";
 }
 
-/// The gammas stand beside the curve of the policy's own tau only: with all they would overlap.
+/// Only the curve of the policy's own tau gets gammas as labels: labels of all would overlap.
 const Curve* labelled_curve(const VerifyResult& result, const std::vector<Curve>& curves) {
   const PolicySetting& own = result.settings.front().setting;
   if (!own.reuse.has_value()) return nullptr;
@@ -69,14 +69,14 @@ double saving_with_choice(const PolicyResult& point) {
   return point.run.reads.saving_with_choice() * 100.0;
 }
 
-/// Right end of the axis of savings, in percent: a round number with room for the last label.
+/// Upper end of the savings axis, in percent: a round number with room for the last label.
 double largest_saving(const VerifyResult& result, const std::vector<Curve>& curves) {
   double most = saving_percent(result.reference);
   for (const Curve& curve : curves) most = std::max(most, saving_percent(*curve.points.back()));
   return std::clamp(std::ceil(most / 10.0 + 0.5) * 10.0, 20.0, 100.0);
 }
 
-/// Saving %, accuracy %, mean KL, label in quotes, and the saving when choosing counts, %.
+/// A row: saving %, accuracy %, mean KL, label in quotes, and the saving when choosing counts, %.
 std::string point_row(const PolicyResult& point, double accuracy, const std::string& label) {
   std::string row =
       data_row({saving_percent(point), accuracy, std::max(point.fidelity.kl.mean, 0.0)});
@@ -84,7 +84,7 @@ std::string point_row(const PolicyResult& point, double accuracy, const std::str
   return row + fmt::format("\t\"{}\"\t{:.6g}\n", label, saving_with_choice(point));
 }
 
-/// The label of a point is empty where the one before it is too near.
+/// A point's label is empty if the point before it is too near.
 FigureData curve_data(const Curve& curve, double axis_end) {
   constexpr double kLabelWidth = 0.1;  // of the axis
   std::string text;
@@ -99,14 +99,14 @@ FigureData curve_data(const Curve& curve, double axis_end) {
   return {curve.file, text};
 }
 
-/// From the saving to what it is when choosing counts; nothing where nothing is chosen.
+/// A line from the saving to the saving when choosing counts; empty if nothing is chosen.
 std::string choice_plot(const PolicyResult& point, const std::string& file, int y) {
   if (point.run.reads.choice_rows == 0) return "";
   return fmt::format(", '{}' using 1:{}:($5-$1):(0) with vectors nohead lc rgb '#999999' notitle",
                      file, y);
 }
 
-/// One line style per curve; `y` is the column. Of a pair the reference's own point comes first.
+/// One line style per curve; `y` is the column. For a pair, the reference's own point comes first.
 std::string curve_plots(const VerifyResult& result, const std::vector<Curve>& curves, int y) {
   std::string plots;
   if (result.pair()) {
@@ -130,8 +130,8 @@ std::string curve_plots(const VerifyResult& result, const std::vector<Curve>& cu
                      labelled->file, y);
 }
 
-/// Whole decades around the values: gnuplot can't find a range around one point by itself. An exact
-/// zero (everything read) has no place on a logarithmic axis; with zeros alone the axis is linear.
+/// Whole decades around the values: gnuplot alone finds no range around one point. A logarithmic
+/// axis can't show an exact zero (everything was read); with zeros alone the axis is linear.
 std::string kl_axis(const VerifyResult& result, const std::vector<Curve>& curves) {
   std::string axis = "set ylabel 'KL(exact || policy), nats'\nset key inside right bottom\n";
   double low = std::numeric_limits<double>::infinity();
@@ -153,7 +153,7 @@ std::string kl_axis(const VerifyResult& result, const std::vector<Curve>& curves
                      bottom, top);
 }
 
-/// What the first figure is about and how to read it.
+/// Title and caption of the first figure.
 void describe_tradeoff(const VerifyResult& result, bool labelled, Figure& figure) {
   const PolicySetting& own = result.settings.front().setting;
   const std::string reference = result.reference.setting.label;
@@ -171,7 +171,7 @@ void describe_tradeoff(const VerifyResult& result, bool labelled, Figure& figure
   }
 }
 
-/// Accuracy of the reference over the whole axis, and its own point.
+/// The reference's accuracy as a line over the whole axis, and the reference's own point.
 void add_reference(const VerifyResult& result, Figure& figure) {
   const PairedScores& scores = result.settings.front().scores;
   const double low = (scores.mean_a - scores.error_a) * 100.0;
@@ -224,7 +224,7 @@ FigureData context_data(const std::string& file, const FreeRun& run, int64_t blo
   return {file, text};
 }
 
-/// One point per curve: the file's own mask where the sweep has it, else the one that saves most.
+/// One setting per curve: the file's own mask if the sweep has it, else the one that saves most.
 const SettingResult* point_of(const VerifyResult& result, const Curve& curve) {
   const PolicySetting& own = result.settings.front().setting;
   const SettingResult* chosen = curve.points.back();
@@ -273,7 +273,7 @@ Figure context_figure(const VerifyResult& result, int64_t block_length) {
     keys += plot(4);
     ++style;
   }
-  // The key above the plot: inside, some curve always runs under it.
+  // The key is above the plot: inside, it would cover a curve.
   figure.script =
       "set multiplot layout 1,2\nset key outside top center horizontal\nset xrange [0:*]\n"
       "set yrange [0:*]\n"

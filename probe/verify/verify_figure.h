@@ -1,5 +1,5 @@
-// The pictures of verify: accuracy and KL against the saving (the shape of FlashBlock Table 4), and
-// attention time and keys read per step against context length (Fig. 3).
+// The figures of verify: accuracy and KL against the saving (as FlashBlock, Table 4), and attention
+// time and keys read per step against context length (Fig. 3).
 #pragma once
 
 #include <array>
@@ -13,9 +13,9 @@ namespace blockscope {
 /// Names of the figures that verify_figures may return.
 inline constexpr std::array<const char*, 2> kVerifyFigures{"verify_tradeoff", "verify_context"};
 
-/// What can be drawn of this result. Without a sweep the first has one point of the policy (and one
-/// of a pair's reference); the second needs steps at two context lengths at least and is left out
-/// otherwise.
+/// The figures that this result allows. Without a sweep the first figure has one point for the
+/// policy, and one for the reference of a pair. The second figure needs steps at two context
+/// lengths at least.
 std::vector<Figure> verify_figures(const VerifyResult& result, int64_t block_length);
 
 }  // namespace blockscope

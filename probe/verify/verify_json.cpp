@@ -98,7 +98,7 @@ Json or_null(const std::optional<Value>& value) {
   return value.has_value() ? Json(*value) : Json();
 }
 
-/// What a policy is: the same keys for the reference and for the settings.
+/// Describes a policy, with the same keys for the reference and for the settings.
 void add_setting(const PolicySetting& setting, Json& json) {
   json["label"] = setting.label;
   json["policy"] = Json::parse(setting.settings);
@@ -110,7 +110,7 @@ void add_setting(const PolicySetting& setting, Json& json) {
   json["file_predicts_error_where_reused"] = or_null(setting.reuse->file_error);
 }
 
-/// Under replay; null for exact, which is what the others are compared with.
+/// Results under replay; null for exact, the reference of all replays.
 void add_replay(const PolicyResult& result, const VerifyFacts& facts, Json& json) {
   const bool exact = result.setting.exact();
   json["replay"] = exact ? Json() : to_json(result.fidelity, facts);

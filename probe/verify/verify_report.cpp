@@ -23,7 +23,7 @@ std::string range(const std::vector<double>& repetitions) {
   return fmt::format("[{:.3f}, {:.3f}]", spread.low, spread.high);
 }
 
-/// A run can take another way (other positions or tokens at a step) and end with the same text.
+/// A run can take other steps (other positions or tokens at a step) and end with the same text.
 std::string divergence_note(const SettingResult& result) {
   if (result.divergences.empty()) return "none: every sequence takes the same steps";
   std::vector<double> steps, positions;
@@ -37,7 +37,7 @@ std::string divergence_note(const SettingResult& result) {
   const double n = static_cast<double>(steps.size());
   const auto parted = static_cast<int64_t>(steps.size());
   const int64_t other_text = result.agreement.sequences - result.agreement.identical;
-  // At least: behind the stop token two texts may differ, and nobody sees it.
+  // Sequences that differ only after the stop token have the same text.
   const int64_t same_text = std::max<int64_t>(parted - other_text, 0);
   return fmt::format(
       "in {} of {}, of which {} {} with the same text; first at step {:g} (median; mean {:.1f}), "
@@ -47,7 +47,7 @@ std::string divergence_note(const SettingResult& result) {
       spread_of(positions).median, position_sum / n);
 }
 
-/// What the keys that were not read come to when choosing counts.
+/// The share of keys that was not read, if keys read to choose are counted.
 std::string choice_note(const ExternalReads& reads) {
   const double share = reads.saving_with_choice();
   return share < 0.0 ? fmt::format("{} more than exact read with it", percent(-share))
@@ -91,10 +91,10 @@ void add_free_running(const VerifyResult& all, const SettingResult& result,
             format_bytes(facts.choice_bytes(policy.reads.choice_rows)), choice_note(policy.reads));
 }
 
-/// How the rule's prediction compares with what was counted.
+/// Compares the rule's prediction with the counted reads.
 std::string prediction_text(const PolicyResult& result) {
   if (!result.predicted.has_value()) {
-    return "n/a: pages that don't divide the prefix; the rule alone can't say who took the last "
+    return "n/a: pages that don't divide the prefix; the rule can't say which sets took the last "
            "one";
   }
   const bool equal = result.fidelity.reads == *result.predicted;
@@ -127,7 +127,7 @@ void add_keys(const PolicyResult& result, const VerifyFacts& facts, Lines& lines
                   reads.choice_rows > 0 ? "; choosing is not in it" : ""));
 }
 
-/// "-": nothing was measured, which is not the same as no error.
+/// "-": nothing was measured; that is not an error of 0.
 std::string error_text(const ErrorTotals& totals) {
   return totals.elements == 0 ? "-" : fmt::format("{:.3e}", totals.relative_l2());
 }
@@ -213,7 +213,7 @@ void add_layers(const SettingResult& result, bool pair, Lines& lines) {
   }
 }
 
-/// "mage,k=16", and of flashblock the heads that may reuse.
+/// "mage,k=16"; for flashblock also the heads that may reuse.
 std::string setting_text(const PolicySetting& setting, const ReadShape& shape) {
   if (!setting.reuse.has_value()) return setting.label;
   return fmt::format("{}: {} of {} query heads reuse, {} of {} KV heads with their whole group",
@@ -300,7 +300,7 @@ std::string sweep_text(const VerifyResult& result) {
       attention_per_pass(result.reference.run).median);
   for (size_t i = 1; i < result.settings.size(); ++i) {
     const SettingResult& row = result.settings[i];
-    const ReuseSetting& reuse = *row.setting.reuse;  // what a sweep sweeps
+    const ReuseSetting& reuse = *row.setting.reuse;  // every setting of a sweep has one
     add(fmt::format("{}", reuse.tau), fmt::format("{:g}", reuse.gamma.value_or(0.0)),
         fmt::format("{}", reuse.heads()), accuracy(row.scores, row.scores.mean_b),
         percent(row.agreement.share_equal()), fmt::format("{:.2e}", row.fidelity.kl.mean),

@@ -1,4 +1,4 @@
-// What `blockscope verify` measures: plain values, for the text, JSON, CSV and figures.
+// The values that `blockscope verify` measures, for text, JSON, CSV and figures.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,23 @@ struct ReuseSetting {
   int64_t tau = 2;
   std::optional<double> gamma;          // the mask is similarity > gamma; nullopt: as in the file
   ReuseMask reuse;                      // [L][H]
-  std::optional<double> file_predicts;  // saving of prefix bytes the calibration file predicts
-  std::optional<double> file_error;     // relative L2 where reused that it predicts
+  std::optional<double> file_predicts;  // predicted by the file: saving of prefix bytes
+  std::optional<double> file_error;     // predicted by the file: relative L2 where reused
 
-  int64_t heads() const;  // that may reuse, over all layers
+  int64_t heads() const;  // number of heads that may reuse, over all layers
 };
 
 /// A policy as it is measured.
 struct PolicySetting {
   PolicyOptions policy;
-  std::string label;                  // what it is called: policy_text, with gamma in a sweep
+  std::string label;                  // its name: policy_text, with gamma in a sweep
   std::string settings;               // a JSON object, as a trace records it
-  std::optional<ReuseSetting> reuse;  // flashblock; of a sweep no file holds the mask
+  std::optional<ReuseSetting> reuse;  // flashblock only; a sweep's masks are in no file
 
   bool exact() const { return policy.policy == "exact"; }
 };
 
-/// Time of the passes, without what measuring costs.
+/// Time of the passes, without the cost of measuring.
 struct RunTimes {
   std::vector<double>
       attention;              // seconds in attention, denoising and commit passes, per repetition
@@ -62,21 +62,21 @@ struct FreeRun {
   ExternalReads reads;
 };
 
-/// A policy by itself.
+/// The results of one policy.
 struct PolicyResult {
   PolicySetting setting;
   FreeRun run;
-  Fidelity fidelity;  // beside exact attention, under replay of the reference's run; exact: empty
-  /// The policy's rule applied to the replayed run; nullopt: the rule alone doesn't say.
+  Fidelity fidelity;  // against exact attention, replaying the reference's run; exact: empty
+  /// The policy's rule applied to the replayed run; nullopt: the rule alone can't say.
   std::optional<ExternalReads> predicted;
 };
 
-/// A policy beside the reference.
+/// A policy compared with the reference.
 struct SettingResult : PolicyResult {
   TokenAgreement agreement;
   std::vector<Divergence> divergences;  // of the sequences whose trajectory differs
-  PairedScores scores;                  // the reference, then the policy
-  /// Milliseconds of attention per pass, reference over policy, per repetition: above 1 is faster.
+  PairedScores scores;                  // a: the reference, b: the policy
+  /// Milliseconds of attention per pass, reference over policy, per repetition; above 1 is faster.
   Spread attention_speedup;
 };
 

@@ -30,7 +30,7 @@ struct PolicyRun {
   std::optional<ExternalReads> predicted;
 };
 
-/// The same policy, whatever file its mask came from.
+/// Whether two settings have the same policy and mask, from whatever file.
 bool same_policy(const PolicySetting& a, const PolicySetting& b) {
   if (a.reuse.has_value() != b.reuse.has_value()) return false;
   if (!a.reuse.has_value()) return a.policy == b.policy;
@@ -82,7 +82,7 @@ class VerifyLoop {
     runs_.push_back(std::move(one));
   }
 
-  /// Adds what the rule says of one sequence's passes, as long as it says something of all of them.
+  /// Adds the rule's prediction for one sequence's passes. One unknown makes the sum unknown.
   void predict(const std::vector<PassRow>& rows, PolicyRun& one) const {
     if (!one.predicted) return;
     const PolicySetting& setting = *one.setting;
@@ -97,7 +97,7 @@ class VerifyLoop {
     }
   }
 
-  /// Every repetition starts with another one, so that none is always the one that warms up.
+  /// Every repetition starts with another policy, so that the warm-up does not always hit the same.
   void decode_freely(const std::vector<DecodeRequest>& requests) {
     for (int64_t repetition = 0; repetition < input_.repeats; ++repetition) {
       for (size_t turn = 0; turn < runs_.size(); ++turn) {
@@ -181,7 +181,7 @@ class VerifyLoop {
     return scores;
   }
 
-  /// Half-octaves of context length: fine enough for a curve, coarse enough for a median.
+  /// Groups by half-octaves of context length: fine enough for a curve, coarse enough for a median.
   static std::vector<ContextTime> binned(const std::vector<StepTime>& steps) {
     std::map<int64_t, std::vector<StepTime>> bins;
     for (const StepTime& step : steps) {
@@ -250,7 +250,7 @@ class VerifyLoop {
     return result;
   }
 
-  // A replay decodes twice, with the exact attention beside the policy.
+  // A replay decodes twice: with exact attention and with the policy.
   static constexpr double kReplayCost = 2.5;
 
   const VerifyInput& input_;

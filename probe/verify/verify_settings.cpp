@@ -13,8 +13,8 @@
 namespace blockscope {
 namespace {
 
-/// What the file predicts for this mask, if it has that point. Masks of one file are nested, so the
-/// number of heads names the mask: any gamma that makes it will do.
+/// The file's prediction for this mask, if it has that point. Masks of one file are nested, so the
+/// number of heads identifies the mask, whatever gamma made it.
 const ReusePoint* point_of(const ReuseFile& file, const ReuseSetting& setting) {
   if (!setting.gamma.has_value()) return nullptr;
   for (const ReuseCurve& curve : file.curves) {
@@ -45,8 +45,9 @@ ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
   return setting;
 }
 
-/// For each of kSweepPoints even shares of the largest saving that the file predicts, the largest
-/// gamma that reaches it, rising: a model's similarities may all lie within a few hundredths.
+/// For each of kSweepPoints evenly spaced savings up to the largest predicted one: the largest
+/// gamma that reaches it. Rising. Evenly spaced gammas would not do, because all similarities of a
+/// model may differ by only a few hundredths.
 std::vector<double> gammas_of(const ReuseFile& file, const std::string& path) {
   constexpr int kSweepPoints = 8;
   const auto saves_less = [](const ReusePoint& a, const ReusePoint& b) {
@@ -83,7 +84,7 @@ ReuseModel reuse_model(const LoadedModel& model) {
   return {model.config.num_layers, model.config.num_heads, model.config.num_kv_heads, model.digest};
 }
 
-/// flashblock's options as the setting has them: a tau that came from the file, the sweep's own.
+/// flashblock's options for this setting: tau may come from the file or from the sweep.
 PolicySetting flashblock_setting(PolicyOptions policy, ReuseSetting reuse, bool of_sweep,
                                  const nlohmann::json& own) {
   PolicySetting setting;
@@ -91,7 +92,7 @@ PolicySetting flashblock_setting(PolicyOptions policy, ReuseSetting reuse, bool 
   policy.tau = json["tau"] = reuse.tau;
   setting.label = policy_text(policy);
   if (of_sweep) {
-    policy.reuse_file.clear();  // another mask than the file's
+    policy.reuse_file.clear();  // the mask is not the file's
     setting.label = fmt::format("{} (gamma {:g})", policy_text(policy), *reuse.gamma);
     json["gamma"] = *reuse.gamma;
   }

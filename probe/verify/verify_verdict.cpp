@@ -1,4 +1,4 @@
-// The last lines of verify, which a person remembers.
+// The last lines of verify: its verdict.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -12,13 +12,13 @@ namespace {
 
 std::string points(double share) { return fmt::format("{:.1f} points", share * 100.0); }
 
-/// What a line of the verdict says about time; more time is no saving and stands with the cost.
+/// The texts about time for the lines "Saved" and "Cost". More time belongs to the cost.
 struct TimeVerdict {
   std::string saved, cost;
 };
 
-/// Faster or slower only when every repetition says so; else the machine's noise is as large as the
-/// difference.
+/// Says faster or slower only if every repetition agrees. Else the difference is within the
+/// machine's noise.
 TimeVerdict time_verdict(const SettingResult& own) {
   const Spread& speedup = own.attention_speedup;
   const bool once = own.run.times.attention.size() < 2;
@@ -29,7 +29,7 @@ TimeVerdict time_verdict(const SettingResult& own) {
   return {"; attention the same but for this machine's noise: " + text, ""};
 }
 
-/// The whole run, beside what was saved or what it cost.
+/// The time of the whole run, for the line of what was saved or of what it cost.
 void add_whole_run(double reference, double policy, TimeVerdict& verdict) {
   const std::string text = fmt::format("the whole run {:.2f} s -> {:.2f} s", reference, policy);
   if (policy > reference) {
@@ -39,7 +39,7 @@ void add_whole_run(double reference, double policy, TimeVerdict& verdict) {
   }
 }
 
-/// What was not read, and what choosing read instead: a policy must not look cheaper than it is.
+/// What was not read, and what choosing read instead, so that a policy does not look too cheap.
 std::string saving_text(const ExternalReads& reads) {
   const std::string text = fmt::format("{:.1f} %", reads.saving() * 100.0);
   if (reads.choice_rows == 0) return text;

@@ -4,13 +4,12 @@
     import blockscope
 
     trace = blockscope.open("run.h5")              # finished, or still being written
-    trace.text(0)                                  # what sequence 0 says
+    trace.text(0)                                  # the text of sequence 0
     trace.tree["attention/external"]               # lazy, [row, layer, head, block_position, channel]
-    similarity = trace.analyze("similarity")       # xarray: means, and the terms behind each
+    similarity = trace.analyze("similarity")       # xarray: means, and their numbers of terms
     similarity.similarity_external.sel(layer=3)
 
-Nothing here needs torch, but `blockscope.ops`, the attention operators, and `blockscope.record`. docs/python.md is the
-guide.
+Only `blockscope.ops` (the attention operators) and `blockscope.record` need torch. docs/python.md is the guide.
 """
 
 from __future__ import annotations

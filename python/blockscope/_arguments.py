@@ -1,4 +1,4 @@
-"""What functions take, checked: indices, whole numbers, names."""
+"""Checks arguments: indices, whole numbers, names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Indices = Union[int, slice, Iterable[int], None]
 
 
 def indices(name: str, given: Indices, least: int) -> list[int] | None:
-    """Distinct indices, ascending: of 3, [0, 3], range(4), a NumPy array, or slice(0, 4) with both ends."""
+    """Distinct indices, ascending, from 3, [0, 3], range(4), a NumPy array, or slice(0, 4) with both ends."""
     if given is None:
         return None
     if isinstance(given, slice):

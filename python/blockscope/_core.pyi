@@ -1,4 +1,4 @@
-"""The extension module: bytes, numbers and dictionaries, of which the other modules make what people see."""
+"""The extension module: bytes, numbers and dictionaries, which the other modules turn into the public API."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""File names on their way into C++ and back: bytes, because a name need not be UTF-8."""
+"""File names passed to C++ and back, as bytes, because a name need not be UTF-8."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def encode_all(traces: Any) -> list[bytes]:
 
 
 def save(path: PathLike, content: str, force: bool) -> None:
-    """Writes a text. An existing file is replaced with `force` only."""
+    """Writes a text. Replaces an existing file only with `force`."""
     with open(os.fspath(path), "wb" if force else "xb") as file:
         file.write(content.encode("utf-8"))
 
 
 @contextmanager
 def telling_missing(paths: list[bytes]) -> Iterator[None]:
-    """A file that is not there becomes TraceNotFound, with the reader's message."""
+    """Turns the error for a missing file into TraceNotFound, with the reader's message."""
     try:
         yield
     except TraceError as error:

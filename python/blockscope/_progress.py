@@ -1,4 +1,4 @@
-"""How far a long pass is: a line on a terminal, a bar in a notebook, nothing elsewhere."""
+"""Progress of a long pass: a line on a terminal, a bar in a notebook, else nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Union
 
 Progress = Union[bool, None, Callable[[int, int], object]]
 
-_PATIENCE = 0.5  # seconds: what takes less shows nothing
+_PATIENCE = 0.5  # seconds; shorter passes show nothing
 
 
 def _in_notebook() -> bool:
@@ -36,7 +36,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """One output of the cell, which is empty when the pass is over: an output can be changed, not taken away."""
+    """One output of the cell. It is empty after the pass, because an output can be changed but not removed."""
 
     def __init__(self) -> None:
         self.handle: Any = None
@@ -59,10 +59,10 @@ class _Notebook:
 
 
 class Shown:
-    """``with Shown(progress) as function``: what a pass calls with rows done and rows in all, or None.
+    """``with Shown(progress) as function``: the function that a pass calls with the rows done and all rows, or None.
 
-    ``progress`` is a function of the caller, False (nothing), True (a line on standard error wherever it
-    goes) or None (a bar in a notebook, a line on a terminal, else nothing)."""
+    ``progress`` is a function of the caller, False (nothing), True (always a line on standard error) or None (a bar in
+    a notebook, a line on a terminal, else nothing)."""
 
     def __init__(self, progress: Progress) -> None:
         self._own = progress if callable(progress) else None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Choices(TypedDict, total=False):
-    """What `analyze` takes beside traces and metrics; described there."""
+    """The arguments of `analyze` in addition to traces and metrics; see `analyze`."""
 
     layers: Indices
     heads: Indices
@@ -36,7 +36,7 @@ class Choices(TypedDict, total=False):
 
 
 class Analyses(dict[str, "Analysis"]):
-    """Results by the metric's name. ``unavailable`` says why other metrics are not among them."""
+    """Results by the metric's name. ``unavailable`` says why other metrics are missing."""
 
     unavailable: dict[str, str]
 
@@ -49,12 +49,12 @@ class Analyses(dict[str, "Analysis"]):
 
 
 def metrics() -> dict[str, str]:
-    """The metrics there are, each with one line that says what it is and the ``--record`` level it needs."""
+    """All metrics, each with a line that describes it and names the ``--record`` level that it needs."""
     return {m["name"]: f"{m['description']} (level {m['level']})" for m in _core.metrics()}
 
 
 def _results(answer: dict[str, Any]) -> dict[str, Analysis]:
-    """Of what the extension module returns, by the metric's name."""
+    """Converts the results of the extension module, by the metric's name."""
     from .results import Analysis  # here, because xarray takes longer to import than a trace to open
 
     facts = {
@@ -65,7 +65,7 @@ def _results(answer: dict[str, Any]) -> dict[str, Analysis]:
     return {result["metric"]: Analysis.of(result, facts) for result in answer["results"]}
 
 
-@overload  # a name is an iterable of names too, and the first that fits counts
+@overload  # a name is also an iterable of names, so the first fitting overload counts
 def analyze(traces: Traces, metric: str, **choices: Unpack[Choices]) -> Analysis: ...  # type: ignore[overload-overlap]
 @overload
 def analyze(traces: Traces, metric: Iterable[str] | None = None, **choices: Unpack[Choices]) -> Analyses: ...
@@ -89,28 +89,28 @@ def analyze(
     """Computes metrics over one or more traces of one model, in one pass that reads every array once.
 
     Args:
-        traces: a path, a `Trace`, or several; each sequence once.
-        metric: a name (see `metrics()`), names, or None for all that the traces have the data for.
-        layers, heads: the model's indices: 3, [0, 3], range(4). KV heads of sets, keys and values are those
-            that the query heads use.
+        traces: a path, a `Trace`, or several. Each sequence must occur only once.
+        metric: a name (see `metrics()`), names, or None for all metrics that the traces have the data for.
+        layers, heads: the model's indices: 3, [0, 3], range(4). Sets, keys and values are those of the KV heads
+            that these query heads use.
         steps: denoising steps of a block, from 1.
-        blocks, sequences: of each trace, from 0.
-        by: axes to keep. Means over the other axes of the model and the run ("layer", "head", "kv_head",
-            "step", "sequence", "block", "position") are weighted by terms; parameters of a metric (k, tau)
+        blocks, sequences: indices in each trace, from 0.
+        by: axes to keep. The other axes of the model and the run ("layer", "head", "kv_head", "step",
+            "sequence", "block", "position") are averaged, weighted by terms. Parameters of a metric (k, tau)
             always stay. Arrays without these axes are left out. None keeps everything.
-        taus: of the reuse error; float("inf") too.
+        taus: tau of the reuse error; may include float("inf").
         set_sizes: k of recall.
-        from_summary: reads what the recorder summed up, even where the arrays are there.
+        from_summary: reads the recorder's summaries even if the trace has the arrays.
         threads: 0 for one per core.
-        memory_mib: MiB for arrays held at one time.
-        progress: None shows a bar in notebooks and on terminals, False nothing; or a function that is called
-            with rows done and rows in all, at most ten times a second.
+        memory_mib: MiB for arrays in memory at one time.
+        progress: None shows a bar in notebooks and on terminals, False shows nothing. A function is called with
+            the rows done and all rows, at most ten times a second.
 
     Returns:
-        An `Analysis` for one name: an xarray.Dataset with, for every array of the metric, the mean in each
-        cell (NaN without terms) and ``<array>_terms``, the number of terms behind it. The means are those of
-        ``blockscope analyze --json``, bit for bit. Several names or None: a dict of these by name.
-        Results of disjoint traces add up: ``a + b``.
+        For one name, an `Analysis`, which is an xarray.Dataset. For every array of the metric, it has the mean of
+        each cell (NaN without terms) and ``<array>_terms``, the number of terms. The means equal those of
+        ``blockscope analyze --json`` bit for bit. For several names or None, a dict of these by name.
+        Results of disjoint traces can be added: ``a + b``.
 
     Raises:
         UsageError: an unknown metric (the message lists them), or a choice that matches nothing.
@@ -155,12 +155,12 @@ def compare_backbone(
     memory_mib: int = 256,
     progress: Progress = None,
 ) -> Analysis:
-    """The five stages of a trained model's queries beside those of its autoregressive backbone (MAGE, Table 2),
-    over the steps that both traces have: what ``blockscope analyze TRACE --backbone BACKBONE`` computes.
+    """Compares the five stages of a trained model's queries with those of its autoregressive backbone (MAGE, Table 2),
+    over the steps that both traces have. Same as ``blockscope analyze TRACE --backbone BACKBONE``.
 
     Args:
-        trace: of the trained model.
-        backbone: of the backbone, captured with ``--replay`` of `trace`, so that both saw the same tokens.
+        trace: trace of the trained model.
+        backbone: trace of the backbone, captured with ``--replay`` of `trace`, so both saw the same tokens.
         layers, heads, steps, blocks, sequences, from_summary, threads, memory_mib, progress: as in `analyze`.
 
     Returns:
@@ -201,21 +201,21 @@ def similarity_matrix(
     blocks: Indices = None,
     sequences: Indices = None,
 ) -> Analysis:
-    """One matrix of cosines (FlashBlock, Fig. 1): what ``blockscope analyze --matrix`` computes.
+    """One matrix of cosines (FlashBlock, Fig. 1). Same as ``blockscope analyze --matrix``.
 
     Args:
-        kind: "token": every position of the block at one step against every position at another; "step": every
-            step of a block against every other, the mean over positions.
+        kind: "token" compares every position of the block at one step with every position at another. "step"
+            compares every two steps of a block, as a mean over positions.
         field: "external" (A_out), "internal" (A_in), "query", "hidden", "key" or "value".
-        layer: the model's index; None: the first that was recorded.
+        layer: the model's index; None: the first recorded layer.
         head: the model's query head; None: heads concatenated (token), their mean (step).
-        steps: of a token matrix: two, or one and the step after it; None: the first two that were recorded.
+        steps: for a token matrix: two steps, or one step and its next one; None: the first two recorded steps.
         rows: two rows of the trace, instead of steps, blocks and sequences.
-        blocks, sequences: the first block of these with the steps is taken.
+        blocks, sequences: the first of these blocks that has the steps is used.
 
     Returns:
-        One array, named as the field: [position_a, position_b] or [step_a, step_b], float64 cosines, NaN where
-        there is no vector. It stands for one place, so it has no terms.
+        One array with the name of the field: [position_a, position_b] or [step_a, step_b], float64 cosines, NaN
+        without a vector. It is for one place, so it has no terms.
 
     Raises:
         UsageError: a choice that matches nothing. TraceError: the trace lacks the field.
@@ -223,11 +223,11 @@ def similarity_matrix(
     if kind not in ("token", "step"):
         raise UsageError(f"kind: expected token or step, got {kind!r}")
     if kind == "step" and not (steps is None and rows is None):
-        raise UsageError("steps, rows: a matrix of steps has all of a block's. HINT: kind='token' takes two")
+        raise UsageError("steps, rows: a matrix of steps has all steps of a block. HINT: kind='token' takes two steps")
     pair = [] if rows is None else [whole("rows", row, 0, 2**62) for row in rows]
     beside = any(choice is not None for choice in (steps, blocks, sequences))
     if rows is not None and (len(pair) != 2 or beside):
-        raise UsageError(f"rows: expected two rows, and no steps, blocks or sequences beside them, got {rows!r}")
+        raise UsageError(f"rows: expected two rows without steps, blocks or sequences, got {rows!r}")
     path = os.fsencode(trace)
     with telling_missing([path]):
         answer = _core.matrix(

@@ -32,26 +32,26 @@ class Calibration:
 
     @property
     def gamma(self) -> float:
-        """Heads reuse whose similarity is greater."""
+        """Heads with a similarity above this reuse."""
         return float(self.content["gamma"])
 
     @property
     def tau(self) -> int:
-        """Reuse at steps that change fewer tokens of the block."""
+        """Heads reuse at steps that change fewer tokens of the block."""
         return int(self.content["tau"])
 
     @property
     def reuse(self) -> np.ndarray:
-        """Heads that reuse: bool [layer, head], of the whole model."""
+        """Heads that reuse: bool [layer, head], for the whole model."""
         import numpy as np
 
         return np.array(self.content["reuse"], dtype=bool)
 
     @property
     def heads(self) -> xr.Dataset:
-        """Per head, [layer, head]: `reuse`, and of the cosine of A_out between adjacent steps the mean
-        `similarity`, `standard_deviation`, `standard_error`, 5th percentile `p5` and `count` of step pairs.
-        NaN where a head was not recorded."""
+        """Values per head, [layer, head]: `reuse`, and of the cosine of A_out between adjacent steps the mean
+        `similarity`, `standard_deviation`, `standard_error`, 5th percentile `p5` and `count` of step pairs. NaN for
+        a head that was not recorded."""
         import numpy as np
         import xarray as xr
 
@@ -65,11 +65,11 @@ class Calibration:
 
     @property
     def predicted(self) -> dict[str, Any]:
-        """What the choice saves and costs, over the denoising steps of the traces."""
+        """Predicted savings and errors of the choice, over the denoising steps of the traces."""
         return dict(self.content["predictions"]["chosen"])
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
-        """Writes the file. An existing one is replaced with `force` only."""
+        """Writes the file. Replaces an existing one only with `force`."""
         save(path, self.text, force)
 
     def __repr__(self) -> str:
@@ -91,19 +91,19 @@ def calibrate(
 ) -> Calibration:
     """Chooses the heads that may reuse external attention, from traces of one model with exact values.
 
-    Exactly one of these decides:
-        gamma: heads whose similarity is greater, -1 to 1.
+    Give exactly one of these:
+        gamma: heads with a similarity above it reuse; -1 to 1.
         saving: the largest gamma that saves this share of the prefix bytes, 0 to 1.
-        max_error: the smallest gamma whose relative L2 error of the attention output, where reused, is
+        max_error: the smallest gamma that keeps the error where reused (relative L2 of the attention output)
             within this.
 
     Args:
-        tau: reuse at steps that change fewer tokens.
-        granularity: "head", or "kv-group": all heads of a KV head or none.
+        tau: heads reuse at steps that change fewer tokens than this.
+        granularity: "head", or "kv-group" (all heads of a KV head reuse, or none).
         from_summary, threads, progress: as in `analyze`.
 
     Raises:
-        UsageError: not exactly one choice, or one out of reach (the message says what is in reach).
+        UsageError: not exactly one choice, or a choice out of reach (the message has the possible values).
         TraceError: traces without exact values or without the checkpoint's digest.
     """
     if granularity not in ("head", "kv-group"):

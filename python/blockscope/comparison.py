@@ -1,4 +1,4 @@
-"""Two traces, dataset by dataset: ``blockscope diff``."""
+"""Compares two traces, dataset by dataset: ``blockscope diff``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .errors import UsageError
 
 
 class Comparison:
-    """What differs between two traces.
+    """The differences between two traces.
 
     Attributes:
-        equal: whether nothing does, within the tolerance.
+        equal: whether they are equal within the tolerance.
         datasets: per dataset a dict: `path`, `equal`, `problem` (why it was not compared element by element,
             else empty), `elements` compared, `different` beyond the tolerance, `largest` absolute
             difference of finite values, `at` (index of the first element that differs).
@@ -50,13 +50,13 @@ def compare(
     ignore_timing: bool = False,
     ignore_aborted: bool = False,
 ) -> Comparison:
-    """Compares everything that two traces decoded and recorded; what ran (model, run, vocabulary) may differ.
+    """Compares everything that two traces decoded and recorded. Model, run and vocabulary may differ.
 
     Args:
         a, b: paths or `Trace`.
         absolute, relative: floats are equal if |a - b| <= absolute + relative * |b|.
         ignore_timing: leaves out the time of passes.
-        ignore_aborted: compares only sequences that were not aborted, wherever they are.
+        ignore_aborted: compares only sequences that were not aborted, at any index.
     """
     if not (absolute >= 0 and relative >= 0):
         raise UsageError(f"absolute, relative: expected numbers of at least 0, got {absolute}, {relative}")

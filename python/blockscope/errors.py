@@ -8,7 +8,7 @@ class Error(Exception):
 
 
 class UsageError(Error, ValueError):
-    """Arguments that make no sense, or ask for what a trace does not have."""
+    """Arguments that make no sense, or that name something the trace does not have."""
 
 
 class TraceError(Error, OSError):
@@ -16,11 +16,11 @@ class TraceError(Error, OSError):
 
 
 class TraceNotFound(TraceError, FileNotFoundError):
-    """There is no file of this name, and none with ``.partial`` behind it."""
+    """There is no file with this name, and none with this name and ``.partial`` at its end."""
 
 
 class NotATrace(TraceError):
-    """The file is no Blockscope trace."""
+    """The file is not a Blockscope trace."""
 
 
 class UnsupportedVersion(TraceError):
@@ -28,7 +28,7 @@ class UnsupportedVersion(TraceError):
 
 
 class CorruptTrace(TraceError):
-    """The file is a trace, and its contents contradict each other or are cut off."""
+    """The file is a trace, but its contents contradict each other or are cut off."""
 
 
 class TraceLocked(TraceError):
@@ -44,4 +44,4 @@ class CalibrationError(Error, ValueError):
 
 
 class OperatorsUnavailable(Error, ImportError):
-    """``blockscope.ops`` can't be had here: no torch, another torch than its library was built with, or no library."""
+    """``blockscope.ops`` is not available: torch or the library is missing, or torch has a different version."""

@@ -13,8 +13,8 @@ class Figure:
     """A drawing. A notebook shows it as a picture.
 
     Attributes:
-        name: as in file names, "head_similarity".
-        title, caption: plain text; the caption says the number of terms.
+        name: as in file names, such as "head_similarity".
+        title, caption: plain text; the caption has the number of terms.
         svg: the drawing, with text as text.
     """
 
@@ -22,7 +22,7 @@ class Figure:
         self.name, self.title, self.caption, self.svg = name, title, caption, svg
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
-        """Writes the SVG. An existing file is replaced with `force` only."""
+        """Writes the SVG. Replaces an existing file only with `force`."""
         save(path, self.svg, force)
 
     def _repr_svg_(self) -> str:
@@ -33,17 +33,17 @@ class Figure:
 
 
 def figures_of(drawn: list[tuple[str, bytes, bytes, bytes]]) -> dict[str, Figure]:
-    """Of what the extension module draws, by name."""
+    """Converts the drawings of the extension module, by name."""
     return {
         name: Figure(name, text(title), text(caption), text(svg)) for name, title, caption, svg in drawn
     }
 
 
 def gnuplot() -> tuple[bytes, bytes]:
-    """Where the program is looked for, as the command does."""
+    """Where to look for the program, like the command."""
     return os.fsencode(os.environ.get("BLOCKSCOPE_GNUPLOT", "")), os.fsencode(os.environ.get("PATH", ""))
 
 
 def draw(result: dict[str, Any], threads: int = 0) -> dict[str, Figure]:
-    """The drawings of one result, in the form that the extension module gives results in."""
+    """The drawings of one result, given in the form of the extension module."""
     return figures_of(_core.figures(result, threads, *gnuplot()))

@@ -1,4 +1,4 @@
-"""The datasets of a trace as an xarray.DataTree that reads what is asked for when it is asked for."""
+"""The datasets of a trace as an xarray.DataTree that reads only what is used, when it is used."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TEXTS = ("/model/json", "/run/json")  # Trace.model and Trace.run
 
 
 class StoredArray(BackendArray):
-    """One dataset of an open trace. Reads the bounding box of what is asked for, along the first axis only
-    the rows that are."""
+    """One dataset of an open trace. Reads the bounding box of the requested elements. Along the first axis, it reads
+    only the requested rows."""
 
     def __init__(self, trace: _core.Trace, path: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self._trace = trace
@@ -47,7 +47,7 @@ class StoredArray(BackendArray):
     def _rows(self, rows: np.ndarray, starts: list[int], counts: list[int]) -> np.ndarray:
         distinct, place = np.unique(rows, return_inverse=True)
         values = np.empty((distinct.size, *counts[1:]), self.dtype)
-        ends = np.flatnonzero(np.diff(distinct) != 1) + 1  # of runs of rows that follow each other
+        ends = np.flatnonzero(np.diff(distinct) != 1) + 1  # runs of consecutive rows
         for first, end in zip([0, *ends], [*ends, distinct.size]):
             self._read([int(distinct[first]), *starts[1:]], values[first:end])
         return values[place.reshape(-1)]
@@ -58,7 +58,7 @@ class StoredArray(BackendArray):
 
 
 def _indices(part: Any, length: int) -> range | np.ndarray:
-    if isinstance(part, slice):  # no array of it: datasets of bytes are long
+    if isinstance(part, slice):  # not an array, because datasets of bytes are long
         return range(*part.indices(length))
     return np.atleast_1d(np.asarray(part, dtype=np.int64))
 
@@ -80,14 +80,14 @@ def _span(pick: range | np.ndarray) -> int:
 
 
 def _in_order(pick: range | np.ndarray) -> bool:
-    """Whether the indices follow each other without a gap."""
+    """Whether the indices are consecutive."""
     if isinstance(pick, range):
         return pick.step == 1 or len(pick) < 2
     return pick.size < 2 or bool(np.all(np.diff(pick) == 1))
 
 
 def tree_of(trace: _core.Trace, attrs: dict[str, Any]) -> xr.DataTree:
-    """The datasets in their groups. Datasets at the root are the coordinates of the axes of the same name."""
+    """The datasets in their groups. Datasets at the root are the coordinates of the axes with the same names."""
     coordinates: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for array in trace.arrays():

@@ -17,9 +17,9 @@ class Report:
     """One page about traces. A notebook shows it in a frame.
 
     Attributes:
-        title: of the page.
-        html: the whole page; nothing is loaded from elsewhere, no script.
-        findings: what was found, in plain sentences.
+        title: the title of the page.
+        html: the whole page, without scripts and without references to other files.
+        findings: the main findings, as sentences.
         figures: the page's figures by name.
     """
 
@@ -30,11 +30,11 @@ class Report:
         self.figures: dict[str, Figure] = figures_of(found["figures"])
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
-        """Writes the page. An existing file is replaced with `force` only."""
+        """Writes the page. Replaces an existing file only with `force`."""
         save(path, self.html, force)
 
     def _repr_html_(self) -> str:
-        # A frame of its own: the page's style must not reach the notebook's.
+        # A separate frame, because the page's style must not change the notebook's.
         return (f'<iframe srcdoc="{html.escape(self.html, quote=True)}" '
                 'style="width:100%;height:720px;border:1px solid #8888"></iframe>')
 
@@ -54,19 +54,19 @@ def report(
     threads: int = 0,
     progress: Progress = None,
 ) -> Report:
-    """Makes one page from traces of one model: figures, tables, text. gnuplot draws (Debian: gnuplot-nox).
+    """Makes one page from traces of one model, with figures, tables and text. Needs gnuplot (Debian: gnuplot-nox).
 
     Args:
         traces: a path, a `Trace`, or several.
-        title: of the page; empty: one is made.
-        layer, head, sequence, block: of the heatmaps and the trajectory; None: the middle recorded layer, all
+        title: the title of the page; empty: a default title.
+        layer, head, sequence, block: shown in the heatmaps and the trajectory. None: the middle recorded layer, all
             heads together, and the block with the most steps.
         backbone: trace of the autoregressive backbone, captured with --replay of this one.
         threads, progress: as in `analyze`.
 
     Raises:
         UsageError: a layer, head, sequence or block that the trace does not have.
-        Error: no gnuplot.
+        Error: gnuplot is missing.
     """
     paths = encode_all(traces)
 

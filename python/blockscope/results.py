@@ -1,4 +1,4 @@
-"""What a metric found, as an xarray.Dataset whose means know how many terms they stand for."""
+"""The result of a metric, as an xarray.Dataset of means with their numbers of terms."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import xarray as xr
 from .errors import UsageError
 from .figures import Figure, draw
 
-# Axes of the model and of the run, which means are taken over; all others are parameters of a metric.
+# Axes of the model and of the run, which can be averaged. All others are parameters of a metric.
 PLACES = ("layer", "head", "kv_head", "step", "sequence", "block", "position")
 
-# Arrays with terms that are no means of them: quantiles, entropies, and ratios of sums. What they are of
-# two traces together can't be told from what they are of each.
+# Arrays with terms that are not means: quantiles, entropies, and ratios of sums. Their value for two traces
+# together can't be computed from the values of each.
 _NO_MEANS = {
     "draft": ("speedup", "length_by_sequence"),
     "reuse_error": ("relative_l2", "cosine"),
@@ -28,7 +28,7 @@ _NOT_ADDED = "not added"
 
 def _coordinate(axis: dict[str, Any]) -> np.ndarray:
     index = axis["index"]
-    if not index and axis["labels"]:  # some have both: numbers are better to select by and to draw over
+    if not index and axis["labels"]:  # an axis with both gets the numbers, which are better to select and draw
         return np.array(axis["labels"])
     if all(math.isfinite(value) and value == int(value) for value in index):
         return np.array(index, dtype=np.int64)
@@ -39,19 +39,19 @@ class Analysis(xr.Dataset):
     """A metric of one or more traces.
 
     For every array of the metric there are two variables of the same shape: ``<array>``, means (float64, NaN
-    without terms), and ``<array>_terms``, the terms behind each (int64). Arrays of counts have no terms.
+    without terms), and ``<array>_terms``, the number of terms of each (int64). Arrays of counts have no terms.
     ``attrs`` has the metric's title, formula and source, the datasets it was computed from, and how many
     terms were left out of the means and why.
 
-    ``a + b`` is the result of both traces together, weighted by terms; so is ``sum(results)``. Any other
-    arithmetic is xarray's own, element by element.
+    ``a + b`` is the result of both traces together, weighted by terms. ``sum(results)`` works, too. All other
+    arithmetic is xarray's, element by element.
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, result: dict[str, Any], facts: dict[str, str]) -> Analysis:
-        """Of what the extension module returns."""
+        """Converts a result of the extension module."""
         axes: dict[str, np.ndarray] = {}
         labels: dict[str, list[str]] = {}
         variables: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class Analysis(xr.Dataset):
             variables[array["name"]] = (dims, values, attrs)
             if array["terms"] is not None:
                 terms = np.frombuffer(array["terms"], np.int64).reshape(shape)
-                attrs = {"units": "terms", "long_name": f"terms behind {array['name']}"}
+                attrs = {"units": "terms", "long_name": f"number of terms of {array['name']}"}
                 variables[f"{array['name']}_terms"] = (dims, terms, attrs)
         attrs = {key: result[key] for key in ("metric", "title", "formula", "source", "computed_from")}
         attrs.update((_LEFT_OUT + reason, count) for reason, count in result["left_out"].items())
@@ -84,11 +84,11 @@ class Analysis(xr.Dataset):
         return [str(name) for name in self.data_vars if self[name].attrs.get("units") != "terms"]
 
     def has_terms(self, array: str) -> bool:
-        """Whether the array is one of means."""
+        """Whether the array holds means."""
         return f"{array}_terms" in self.data_vars
 
     def sums(self) -> xr.Dataset:
-        """``<array>_sum`` of every array of means: mean times terms, 0 without any."""
+        """``<array>_sum`` of every array of means: mean times terms, 0 without terms."""
         found = {}
         for name in filter(self.has_terms, self.arrays()):
             terms = self[f"{name}_terms"]
@@ -96,8 +96,8 @@ class Analysis(xr.Dataset):
         return xr.Dataset(found)
 
     def by(self, *axes: str) -> Analysis:
-        """Means over all places (layer, head, step, ...) but `axes`, weighted by terms. Arrays without these
-        axes are left out; arrays of counts stay as they are."""
+        """Means over all places (layer, head, step, ...) except `axes`, weighted by terms. Arrays without these
+        axes are left out. Arrays of counts stay unchanged."""
         variables: dict[str, Any] = {}
         for name in self.arrays():
             mean = self[name]
@@ -117,11 +117,11 @@ class Analysis(xr.Dataset):
         return Analysis(variables, attrs=self.attrs)
 
     def figures(self) -> dict[str, Figure]:
-        """The drawings of the report that this metric has, by name; a notebook shows each as a picture. Empty
-        for metrics that the report shows as tables, and where there is nothing to draw.
+        """The report's drawings of this metric, by name. A notebook shows each as a picture. Empty for metrics that
+        the report shows as tables, and if there is nothing to draw.
 
         Raises:
-            Error: no gnuplot, or axes that the drawing needs are not there any more (`by`).
+            Error: gnuplot is missing, or `by` has removed axes that the drawing needs.
         """
         arrays = []
         for name in self.arrays():
@@ -163,7 +163,7 @@ def _mean_of_both(a: Analysis, b: Analysis, name: str) -> dict[str, xr.DataArray
     terms = terms_a + terms_b
     sums = mean_a.where(terms_a > 0, 0.0) * terms_a + mean_b.where(terms_b > 0, 0.0) * terms_b
     mean = sums / terms.where(terms > 0)
-    # Where only one has terms its mean stays, bit for bit.
+    # If only one has terms, its mean stays bit for bit.
     mean = mean.where(terms_a > 0, mean_b).where(terms_b > 0, mean_a.where(terms_a > 0, mean_b))
     return {name: mean.assign_attrs(a[name].attrs), terms_name: terms.assign_attrs(a[terms_name].attrs)}
 

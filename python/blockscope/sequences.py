@@ -1,4 +1,4 @@
-"""What a trace says: its sequences, their frames and what each step decided."""
+"""The texts of a trace: its sequences, their frames and the decisions of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# NumPy is imported where arrays are made: it takes longer to import than a trace to open.
+# NumPy is imported only where arrays are made, because its import takes longer than opening a trace.
 def ints(raw: bytearray) -> np.ndarray:
     import numpy as np
 
@@ -34,9 +34,9 @@ class Frame:
 
     Attributes:
         prompt: token ids, int64 [prompt_length].
-        tokens: token ids behind the prompt, int64 [gen_length]; `mask_token_id` where none is decided.
-        confidence: probability when it was decided, float32 [gen_length]; -inf: untouched.
-        steps: number of the step of the sequence that decided it, int64 [gen_length]; -1: none.
+        tokens: token ids after the prompt, int64 [gen_length]; `mask_token_id` for an undecided position.
+        confidence: probability of the token when it was decided, float32 [gen_length]; -inf: not decided yet.
+        steps: number of the step of the sequence that decided the token, int64 [gen_length]; -1: none.
         mask_token_id: -1 if the model has none.
     """
 
@@ -48,7 +48,7 @@ class Frame:
 
     @property
     def masks_left(self) -> int:
-        """Positions that hold the mask."""
+        """Number of positions that hold the mask."""
         return int((self.tokens == self.mask_token_id).sum())
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Delta:
-    """What one denoising step decided: transfers, then insertions, then deletions. All are int64 but
+    """The decisions of one denoising step: transfers, then insertions, then deletions. All are int64, except
     `confidence` and `insert_confidence`, which are float32.
 
     Attributes:
@@ -87,19 +87,19 @@ class Delta:
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """One prompt and what became of it.
+    """One prompt and its generated answer.
 
     Attributes:
-        index: in the trace, from 0.
-        name: of the prompt.
+        index: index in the trace, from 0.
+        name: name of the prompt.
         prompt: token ids, int64 [prompt_length].
         prompt_hash: SHA-256 of these, 64 hexadecimal digits.
         gen_length: positions after the prompt.
         answer, metric: expected answer and the metric that scores it; may be empty.
-        text: generated; empty until the sequence has ended.
-        score: value of the metric; None: there is none.
+        text: the generated text; empty until the sequence has ended.
+        score: value of the metric, or None.
         finish_reason: "unfinished", "length", "stop", "replayed" or "interrupted".
-        aborted: cut by a kill, and decoded again under another index.
+        aborted: the sequence was cut by a kill and decoded again under another index.
     """
 
     index: int
@@ -120,10 +120,10 @@ class Sequence:
 
 
 class Sequences:
-    """The sequences of a trace, like a list; each is read when it is asked for."""
+    """The sequences of a trace, like a list. Each is read when it is used."""
 
     def __init__(self, core: _core.Trace, info: Callable[[], dict[str, Any]]) -> None:
-        self._core, self._info = core, info  # what it has may grow while it is written
+        self._core, self._info = core, info  # the sequence may grow while it is written
 
     def __len__(self) -> int:
         return int(self._info()["num_sequences"])

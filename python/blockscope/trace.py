@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from .analysis import Choices
     from .results import Analysis
 
-_DENOISE = 1  # of /steps/kind
+_DENOISE = 1  # values of /steps/kind
 
 
 class Trace:
-    """A trace, open for reading. `blockscope.open` makes one; it may be sent to other processes (pickle), and
-    used in a ``with`` block.
+    """A trace, open for reading. `blockscope.open` makes one. It can be sent to other processes (pickle) and used in a
+    ``with`` block.
 
-    Rows are forward passes as one sequence saw them; a trace that is still being written shows what was
+    A row is one forward pass as one sequence saw it. A trace that is still being written has the rows that were
     committed when it was opened, or at the last `refresh`.
     """
 
     def __init__(self, path: PathLike) -> None:
         self._given = os.fsencode(path)
-        self._absolute = os.path.abspath(self._given)  # a process that it is sent to may be elsewhere
+        self._absolute = os.path.abspath(self._given)  # the receiving process may have another working directory
         with telling_missing([self._given]):
             self._core = _core.Trace(self._given)
         self._take_info()
@@ -50,7 +50,7 @@ class Trace:
         self._tree: xr.DataTree | None = None
 
     def __fspath__(self) -> str:
-        """The name it was opened by, so that a trace may stand for its path."""
+        """The name of the trace, so that a trace can be used as a path."""
         return os.fsdecode(self._given)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -65,24 +65,24 @@ class Trace:
         self.close()
 
     def close(self) -> None:
-        """Closes the file. What reads it afterwards raises UsageError."""
+        """Closes the file. Later reads raise UsageError."""
         self._core.close()
 
     # --- what it is -----------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
-        """The file really opened: ``<path>.partial`` while it is written."""
+        """The file that is open: ``<path>.partial`` while it is written."""
         return os.fsdecode(self._info["path"])
 
     @property
     def complete(self) -> bool:
-        """Whether the run ended by itself."""
+        """Whether the run ended normally."""
         return bool(self._info["complete"])
 
     @property
     def partial(self) -> bool:
-        """Whether it is still being written, or was left by a killed run."""
+        """Whether the trace is still being written, or was left by a killed run."""
         return bool(self._info["partial"])
 
     @property
@@ -92,27 +92,27 @@ class Trace:
 
     @property
     def num_rows(self) -> int:
-        """Committed rows."""
+        """Number of committed rows."""
         return int(self._info["num_rows"])
 
     @property
     def num_sequences(self) -> int:
-        """Committed sequences."""
+        """Number of committed sequences."""
         return int(self._info["num_sequences"])
 
     @property
     def file_bytes(self) -> int:
-        """Size of the file, bytes."""
+        """Size of the file in bytes."""
         return int(self._info["file_bytes"])
 
     @property
     def block_length(self) -> int:
-        """Positions of a block, B."""
+        """Number of positions of a block, B."""
         return int(self._info["block_length"])
 
     @property
     def mask_token_id(self) -> int:
-        """-1: the model has none."""
+        """The id of the mask token; -1 if the model has none."""
         return int(self._info["mask_token_id"])
 
     @property
@@ -132,8 +132,8 @@ class Trace:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The resolved configuration, where each value came from, and the checkpoint's digest; with the
-        model's shape: `num_layers`, `num_heads`, `num_kv_heads`, `head_dim`, `hidden_size`, `vocab_size`."""
+        """The resolved configuration with the source of each value, the checkpoint's digest, and the model's shape:
+        `num_layers`, `num_heads`, `num_kv_heads`, `head_dim`, `hidden_size`, `vocab_size`."""
         shape = {key: self._info[key] for key in (
             "num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_size", "vocab_size",
             "mask_token_id", "logit_shift", "bidirectional", "softmax_scale")}
@@ -159,18 +159,18 @@ class Trace:
         return Sequences(self._core, lambda: self._info)
 
     def pieces(self, tokens: Iterable[int]) -> list[bytes]:
-        """The vocabulary pieces of token ids, as bytes: one may end in the middle of a character. Empty for
-        ids outside the vocabulary, and for all if the trace has none."""
+        """The vocabulary pieces of token ids, as bytes, because a piece may end in the middle of a character. Empty for
+        ids outside the vocabulary, and for all ids if the trace has no vocabulary."""
         return self._core.pieces([int(token) for token in tokens])
 
     def text(self, sequence: int, t: int | None = None, *, mask: str = "_") -> str:
-        """What a sequence says.
+        """The text of a sequence.
 
         Args:
             sequence: index, from 0.
-            t: None for the end: the generated text as the run wrote it, or of an unfinished sequence what it
-                says so far. Otherwise that of frame `t`.
-            mask: stands for each position without a token.
+            t: None for the final text: the generated text as the run wrote it, or the text so far of an unfinished
+                sequence. A number: the text of frame `t`.
+            mask: text for each position without a token.
         """
         sequence = whole("sequence", sequence, -(2**62), 2**62)
         if t is None:
@@ -188,7 +188,7 @@ class Trace:
         return text(b"".join(stand_in if no_token else piece for piece, no_token in zip(pieces, masked)))
 
     def num_steps(self, sequence: int) -> int:
-        """Denoising rows of a sequence; it has one frame more."""
+        """Number of denoising rows of a sequence. It has one frame more."""
         import numpy as np
 
         rows = self.rows(sequence)
@@ -203,8 +203,8 @@ class Trace:
         return ints(self._core.rows_of(whole("sequence", sequence, -(2**62), 2**62)))
 
     def frame(self, sequence: int, t: int) -> Frame:
-        """Frame `t`: the state before the sequence's t-th denoising row, from 0; `t` = their number gives the
-        state after all rows. Costs at most 63 rows, wherever it is.
+        """Frame `t`: the state before the sequence's t-th denoising row, from 0. With `t` = number of rows, the state
+        after all rows. Reads at most 63 rows for any `t`.
 
         Raises:
             UsageError: no such sequence. FrameError: no such frame.
@@ -214,7 +214,7 @@ class Trace:
         return Frame(ints(prompt), ints(tokens), floats(confidence), ints(steps), self.mask_token_id)
 
     def deltas(self, sequence: int) -> list[Delta]:
-        """What each denoising step of a sequence decided; delta t leads from frame t to frame t + 1."""
+        """The decisions of each denoising step of a sequence. Delta t leads from frame t to frame t + 1."""
         found = self._core.deltas(whole("sequence", sequence, -(2**62), 2**62))
         return [
             Delta(*(floats(raw) if i in (2, 6) else ints(raw) for i, raw in enumerate(parts)))
@@ -226,9 +226,9 @@ class Trace:
     @property
     def tree(self) -> xr.DataTree:
         """All datasets, with named axes and coordinates, by group: ``trace.tree["steps/masks_left"]``,
-        ``trace.tree["attention/external"].sel(layer=3)``. Nothing is read before it is asked for
-        (``.values``, arithmetic, a plot); then only the rows and the box that are. bfloat16 arrives as
-        float32. docs/trace_format.md describes every dataset."""
+        ``trace.tree["attention/external"].sel(layer=3)``. Data is read only when it is used (``.values``,
+        arithmetic, a plot), and then only the used rows and their bounding box. bfloat16 becomes float32.
+        docs/trace_format.md describes every dataset."""
         if self._tree is None:
             from .lazy import tree_of
 
@@ -238,8 +238,8 @@ class Trace:
         return self._tree
 
     def refresh(self) -> bool:
-        """Takes up what a run has written since, and follows the renaming at its end. True when there is news.
-        A `tree` from before keeps its lengths."""
+        """Reads what a run has written since, and follows the renaming at its end. Returns True if there is news. An
+        older `tree` keeps its lengths."""
         with telling_missing([self._given]):
             news = self._core.refresh()
         if news:
@@ -248,7 +248,7 @@ class Trace:
 
     # --- what it means --------------------------------------------------------------------------
 
-    @overload  # a name is an iterable of names too, and the first that fits counts
+    @overload  # a name is also an iterable of names, so the first fitting overload counts
     def analyze(self, metric: str, **choices: Unpack[Choices]) -> Analysis: ...  # type: ignore[overload-overlap]
     @overload
     def analyze(self, metric: Iterable[str] | None = None, **choices: Unpack[Choices]) -> Analyses: ...
@@ -263,7 +263,7 @@ class Trace:
         return similarity_matrix(self, kind, **choices)
 
     def compare_backbone(self, backbone: PathLike, **choices: Any) -> Analysis:
-        """`blockscope.compare_backbone` of this trace with one of the backbone, captured with --replay of it."""
+        """`blockscope.compare_backbone` of this trace and the backbone's, captured with --replay of this one."""
         self.refresh()
         return compare_backbone(self, backbone, **choices)
 
@@ -273,7 +273,7 @@ class Trace:
         return calibrate(self, **choices)
 
     def compare(self, other: PathLike | Trace, **choices: Any) -> Comparison:
-        """`blockscope.compare` of this trace with another."""
+        """`blockscope.compare` of this trace and another."""
         self.refresh()
         return compare(self, other, **choices)
 
@@ -287,7 +287,7 @@ class Trace:
     def _state(self) -> str:
         if self.complete:
             return "complete"
-        return "unfinished: still written, or cut off" if self.partial else "cut off: every committed row is here"
+        return "unfinished: still being written, or cut off" if self.partial else "cut off: it has every committed row"
 
     def __repr__(self) -> str:
         return (f"<blockscope.Trace {self.path!r}: level {self.level}, {self.num_rows} rows, "
@@ -311,12 +311,12 @@ class Trace:
 
 
 def open(path: PathLike) -> Trace:
-    """Opens a trace, finished (``run.h5``) or still being written (``run.h5.partial``; both names do).
+    """Opens a trace that is finished (``run.h5``) or still being written (``run.h5.partial``). Both names work.
 
-    Everything in the file that refers to something else is checked. Arrays are not read.
+    Checks everything in the file that refers to something else. Reads no arrays.
 
     Raises:
         TraceNotFound: there is no such file.
-        NotATrace, UnsupportedVersion, CorruptTrace: it can't be used, and why.
+        NotATrace, UnsupportedVersion, CorruptTrace: the file can't be used; the message says why.
     """
     return Trace(path)

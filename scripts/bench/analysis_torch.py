@@ -1,6 +1,6 @@
 """Adjacent-step cosines of A_out, and token x token matrices, over a trace with torch and with
 h5py + numpy: what a researcher would write without Blockscope. Prints one JSON object with GB/s of
-A_out in the file's type (median of --repeat runs); bench_analysis runs it beside our own.
+A_out in the file's type (median of --repeat runs); bench_analysis runs it after our own code.
 
     python scripts/bench/analysis_torch.py trace.h5 --repeat 3 [--threads 2] [--rows 96]
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Tokens a second of `blockscope bench` with batches and threads, beside what the machine allows each of them.
+"""Tokens a second of `blockscope bench` with batches and threads, each compared with the machine's limit.
 
     python scripts/bench/batch_limit.py build/sdar-0.6b --batches 1,4,16 --thread-counts 1,2
 
-One token a step and sequence. The limit is that of the denoising passes alone: reading weights and caches, or the
-products, whichever takes longer at the rate that as many threads reach in this run.
+One token a step and sequence. The limit is that of the denoising passes alone: the time for reading weights and caches,
+or for the products, whichever is longer at the rate that as many threads reach in this run.
 """
 
 import argparse

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Time per output block by method, beside what bytes and FLOPs say: `blockscope study time` over a random prefix.
+"""Time per output block by method, compared with a model of bytes and FLOPs: `blockscope study time` over a random
+prefix.
 
     python scripts/bench/block_time.py build/qwen3-0.6b-random --contexts 8192
     python scripts/bench/block_time.py build/bench/models/gpu-8b-random --device cuda --contexts 131072 --batches 1,4
 
-The model of a pass: weights of the layers and the LM head, keys and values that the method reads, and what its choosing
-reads, once at the read bandwidth; or the products at the rate of large ones, whichever takes longer. A block is its
-denoising passes and a commit, which reads everything. Both rates are measured before and after, in this process; the
-better ones count. Prints Markdown; exit code 1 where nothing could be measured.
+The model of a pass is the longer of two times. The first reads weights of the layers and the LM head, keys and values of
+the method, and the data for its choosing, once at the read bandwidth. The second does the products at the rate of large
+ones. A block is its denoising passes and a commit, which reads everything. Both rates are measured before and after, in
+this process; the better ones count. Prints Markdown; exit code 1 if nothing could be measured.
 """
 
 import argparse
@@ -26,7 +27,7 @@ METHODS = ("exact", "mage", "flashblock", "mage+flashblock")
 
 
 def device_rates(dtype):
-    """Of the current GPU: bytes a second that a copy reads and writes, FLOP a second of a large product."""
+    """For the current GPU: bytes a second that a copy reads and writes, FLOP a second of a large product."""
     def least(work):
         times = []
         for _ in range(8):

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Tokens a second of `--cache d2cache` and `--cache dllm-cache` beside Kamichanw/d2Cache's own code, on the same CPU,
-checkpoint and prompt.
+"""Tokens a second of `--cache d2cache` and `--cache dllm-cache`, compared with Kamichanw/d2Cache's own code on the same
+CPU, checkpoint and prompt.
 
     python scripts/bench/make_random_checkpoint.py build/llada-150m --family llada
     python scripts/bench/d2cache_pair.py D2CACHE build/llada-150m --cache d2cache --dtype float32 --gen-length 64
 
-D2CACHE is a work tree of the repository at 72feb60; needs what tests/probe/parity/official/d2cache.py needs, and h5py.
-d2cache runs "corrected" there (it decides no position that it did not compute) and with the option `as_released` here.
-In float32 what every step decides, which rows of the block it computed and how many rows were computed in all must be
-equal, or the exit code is 1.
+D2CACHE is a work tree of the repository at 72feb60. Needs the packages of tests/probe/parity/official/d2cache.py, and h5py.
+Their d2cache runs "corrected" (it decides no position that it did not compute), ours with the option `as_released`.
+In float32 three things must be equal, or the exit code is 1: what every step decides, which rows of the block it computed,
+and how many rows were computed in all.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main() -> None:
     config, prompt = pairs.begin(a)
     os.environ["MASK_TOKEN_ID"] = str(config["mask_token_id"])
     official = official_cases.official_modules(a.repository)
-    official.utils.get_token_freq = lambda *_: None  # of pc_sampler alone
+    official.utils.get_token_freq = lambda *_: None  # only pc_sampler uses it
     attention = a.attention or ("eager" if a.cache == "d2cache" else "sdpa")
     model = load(official, a.model, config, getattr(torch, a.dtype), attention)
     official_cases.apply_variant(official, "corrected" if a.cache == "d2cache" else "published")

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Tokens per second of drafted decoding beside the official DFlash code on the same CPU, pair and prompt, in one run.
+"""Tokens per second of drafted decoding, compared with the official DFlash code on the same CPU, pair and prompt, in
+one run.
 
     python scripts/bench/dflash_pair.py DFLASH [--shape 0.6b] [--context 256] [--gen-length 48] [--rounds 3]
 
-DFLASH is a work tree of z-lab/dflash. Target (Qwen3) and draft have random weights, so hardly a drafted token is accepted: a round is
-one pass of each for about one token, and tokens per second say what a round costs. Both sides greedy, by turns; the official cache
-is transformers' DynamicCache, whose crop() takes what this version asks for. Ours is `blockscope capture --record trajectory`,
-its own seconds, prefill included on both sides. In float32 all tokens and acceptance lengths must be equal, or the exit code is 1."""
+DFLASH is a work tree of z-lab/dflash. Target (Qwen3) and draft have random weights, so almost no drafted token is
+accepted. A round is then one pass of each for about one token, and tokens per second measure the cost of a round. Both
+sides are greedy and run in turns. The official cache is transformers' DynamicCache, with a crop() that takes the argument
+of this version. Ours is `blockscope capture --record trajectory`, with its own seconds. Both sides include the prefill. In
+float32 all tokens and acceptance lengths must be equal, or the exit code is 1."""
 
 import argparse
 import importlib.util

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokens a second of `--cache dual` (or none, prefix) beside NVlabs/Fast-dLLM's own code, on the same CPU,
+"""Tokens a second of `--cache dual` (or none, prefix), compared with NVlabs/Fast-dLLM's own code on the same CPU,
 checkpoint and prompt, with the same threshold.
 
     python scripts/bench/make_random_checkpoint.py build/llada-150m --family llada

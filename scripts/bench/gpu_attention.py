@@ -1,13 +1,13 @@
-"""split_attention on a GPU beside attention over the same keys, unsplit: scaled_dot_product_attention, and
+"""split_attention on a GPU, compared with unsplit attention over the same keys: scaled_dot_product_attention, and
 flex_attention and FlashInfer where they can be imported and compiled.
 
     python scripts/bench/gpu_attention.py LIBRARY [--lengths 4096 32768 131072] [--sequences 1 4]
 
-Both sides in one run, by turns; medians of CUDA events; keys are larger than the L2 cache or it is
-flushed before each call. Bandwidth counts every byte of K and V once, and stands beside that of a copy
-in the same run. The other side gets external and internal keys in one tensor, concatenated before the
-clock starts, and every backend that accepts it, with the queries of a group folded into rows (one KV
-head, G * T rows) and with enable_gqa. Prints Markdown.
+Both sides run in turns in one process; times are medians of CUDA events. Keys are larger than the L2
+cache, or the cache is flushed before each call. Bandwidth counts every byte of K and V once, and is
+compared with that of a copy in the same run. The other side gets external and internal keys in one
+tensor, concatenated before the clock starts. Every backend that accepts the tensor is tried, with the
+queries of a group folded into rows (one KV head, G * T rows) and with enable_gqa. Prints Markdown.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def time_all(calls, repeats, flush):
 
 
 def sdpa_calls(q, k, v, scale):
-    """Each backend and way of giving it the groups that works here."""
+    """Each backend, with each way to pass the groups that works on this GPU."""
     sequences, heads, queries, dim = q.shape
     folded = q.reshape(sequences, k.shape[1], -1, dim)
     calls = {}
@@ -72,7 +72,7 @@ def flex_calls(q, k, v, scale):
 
 
 def flashinfer_calls(q, k, v, scale):
-    """Batched prefill over ragged keys, planned before the clock starts; it wants tokens before heads."""
+    """Batched prefill over ragged keys, planned before the clock starts; needs tokens before heads."""
     try:
         import flashinfer
         sequences, heads, queries, dim = q.shape

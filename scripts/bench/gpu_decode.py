@@ -1,11 +1,11 @@
-"""What recording adds to a decoding step on a GPU, and what CUDA graphs take off it: `blockscope bench` of random
-weights, level by level.
+"""What recording adds to a decoding step on a GPU, and what CUDA graphs save: `blockscope bench` of random weights,
+level by level.
 
     python scripts/bench/gpu_decode.py BLOCKSCOPE [--shape 8b] [--contexts 2048 16384] [--device cuda]
 
-Writes the checkpoint (16 GB for 8b: Qwen3-8B's shape) to --folder unless it is there, and leaves it. Times are
-those of `bench`: medians of whole runs. Prints Markdown; below it, where this Python has torch, what a launch costs the
-host, and what the launches of a step (docs/cuda.md, "Launches") come to.
+Writes the checkpoint (16 GB for 8b: Qwen3-8B's shape) to --folder unless it exists, and keeps it. Times are
+those of `bench`: medians of whole runs. Prints Markdown. If this Python has torch, it also prints the time that a launch
+takes the host, and the total for the launches of a step (docs/cuda.md, "Launches").
 """
 
 import argparse
@@ -55,7 +55,7 @@ def report_graphs(options, model, steps_ms, without_graphs):
     if cost and without_graphs:
         layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
         launches = 29 + 10 * layers
-        print(f"A launch takes the host {cost[0]:.1f} us, with the device behind it {cost[1]:.1f} us (`add_` on one element, from "
+        print(f"A launch takes the host {cost[0]:.1f} us, with the device's work {cost[1]:.1f} us (`add_` on one element, from "
               f"Python). Without graphs an unrecorded step of {layers} layers has 29 + 10 * {layers} = {launches} of them: "
               f"{1e-3 * launches * cost[0]:.2f} ms of the {min(without_graphs):.2f} ms that the fastest such step above took.")
         print(f"result: launch_us = {cost[0]:.1f}")

@@ -1,11 +1,13 @@
-"""Operators that read less than everything, on a GPU, beside exact attention of the same run.
+"""Operators that read less than everything, on a GPU, compared with exact attention of the same run.
 
     python scripts/bench/gpu_operators.py LIBRARY [--heads 32 --kv-heads 8 --dim 128 --block 32 --sequences 1]
 
-reuse_attention with all heads reused (it must not depend on the prefix), with half of the KV heads;
-gather_attention of 1,024 keys at 64k beside split_attention of 1,024 keys that lie together; block_topk and
-token_topk at 64k beside split_attention at 64k; merge, page and similarity operators. By turns, medians of CUDA
-events after a flush of the L2 cache. Prints Markdown.
+- reuse_attention with all heads reused (must not depend on the prefix), and with half of the KV heads;
+- gather_attention of 1,024 keys at 64k, compared with split_attention of 1,024 adjacent keys;
+- block_topk and token_topk at 64k, compared with split_attention at 64k;
+- merge, page and similarity operators.
+
+The sides run in turns; times are medians of CUDA events after a flush of the L2 cache. Prints Markdown.
 """
 
 import argparse
@@ -30,7 +32,7 @@ class Table:
         self.internal = self.k_in.nbytes + self.v_in.nbytes
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, {options.heads}/"
               f"{options.kv_heads} heads, D {options.dim}, B {options.block}, S {options.sequences}; copy {self.copy:.2f} TB/s\n")
-        print("| operator | keys | ms | of copy | beside | its ms | ratio |")
+        print("| operator | keys | ms | of copy | compared with | its ms | ratio |")
         print("|---|---|---|---|---|---|---|")
 
     def make(self, heads, rows):

@@ -3,7 +3,7 @@
     python3 scripts/bench/gpu_report.py FOLDER
 
 FOLDER holds NAME.title, .command, .status and .log of each step. Lines "result: NAME = VALUE" of the logs fill the
-first table; what no log says is "unmeasured". Needs no torch.
+first table; results that no log has are "unmeasured". Needs no torch.
 """
 
 import pathlib
@@ -11,14 +11,14 @@ import re
 import subprocess
 import sys
 
-# What, against what, the target, and the results that tell.
+# What, compared with what, the target, and the names of the results.
 TARGETS = [
     ("`split_attention`, N from 8k on", "best attention without the split", "at most 1.00 times", ["split_ratio"]),
     ("`split_attention`, N from 8k on", "copy bandwidth of the same run", "at least 80 %", ["split_of_copy"]),
     ("snapshot of A_out, L_out, A_in, L_in", "the same kernels without it", "at most 2 %", ["snapshot"]),
     ("`reuse_attention`, N = 128k", "`split_attention`", "at least 20 times faster", ["reuse_speedup"]),
     ("`reuse_attention`, 128k", "the same at 4k", "1.0 times", ["reuse_flat"]),
-    ("`gather_attention`, k = 1,024 at 64k", "1,024 keys that lie together", "at most 1.5 times", ["gather_ratio"]),
+    ("`gather_attention`, k = 1,024 at 64k", "1,024 adjacent keys", "at most 1.5 times", ["gather_ratio"]),
     ("`block_topk` at 64k", "exact attention", "at most 1.0 times", ["topk_ratio"]),
     ("decoding with `summary`, 8B shape", "unrecorded", "at most 3 % a step", ["decode_summary_8b"]),
     ("decoding with `outputs`, 8B shape", "unrecorded", "at most 15 % a step", ["decode_outputs_8b"]),

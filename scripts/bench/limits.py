@@ -1,5 +1,5 @@
-"""What this machine allows: its read bandwidth and its rate of products, measured in the run that they are compared
-with, and what a pass of a dense Qwen3-like model needs of both.
+"""The limits of this machine, and what a pass of a dense Qwen3-like model needs. The limits are the read bandwidth and the
+rate of products, measured in the same run as the times that are compared with them.
 """
 
 import concurrent.futures
@@ -86,7 +86,7 @@ class Shape:
         self.head_weights = c["vocab_size"] * c["hidden_size"]
 
     def denoising_pass(self, prefix, block, batch=1):
-        """A pass over one block a sequence behind `prefix` cached positions; logits of the masked half only."""
+        """A pass over one block a sequence after `prefix` cached positions; logits of the masked half only."""
         kv = 2 * self.layers * self.key * prefix
         rows, logit_rows = batch * block, batch * (block + 1) / 2
         attention = 4 * self.layers * self.query * rows * (prefix + block)

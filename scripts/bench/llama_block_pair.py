@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time of a step of cached block decoding beside libllama doing the same, same checkpoint, prompt and threads.
+"""Time of a step of cached block decoding, compared with libllama on the same checkpoint, prompt and threads.
 
     L and llama-build: as llama_cpp_pair.py says
     g++ -O3 -march=native -ffast-math -std=c++17 -I$L/include -I$L/ggml/include scripts/bench/llama_cpp/block_driver.cpp \
@@ -41,7 +41,7 @@ def main() -> None:
                                 "f32" if a.dtype == "float32" else "f16", flash, logits)
 
     print(f"{a.model.name}, {a.dtype} against {a.gguf.name}, prompt {a.context}, gen {a.gen_length}, B {a.block_length}")
-    if not a.no_logits:  # of the prompt and of a block of masks
+    if not a.no_logits:  # logits of the prompt and of a block of masks
         whole = len(prompt) // a.block_length * a.block_length
         block = prompt[whole:] + [config["mask_token_id"]] * a.block_length
         logits = llama_driver.compare_logits(a, lambda path: driver(0, path), prompt[:whole] + block[:a.block_length],

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Time of a step over the whole canvas (`--cache none`) beside llama.cpp's diffusion example, same checkpoint, prompt,
-type and threads.
+"""Time of a step over the whole canvas (`--cache none`), compared with llama.cpp's diffusion example on the same
+checkpoint, prompt, type and threads.
 
     pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36 && tar xzf llama_cpp_python-*.tar.gz
     L=$PWD/llama_cpp_python-0.3.36/vendor/llama.cpp
@@ -13,7 +13,7 @@ type and threads.
     python scripts/bench/llama_cpp/convert.py $L build/llada-150m build/llada-150m-f32.gguf --type f32
     python scripts/bench/llama_cpp_pair.py ./llama-driver build/llada-150m build/llada-150m-f32.gguf --dtype float32
 
-Both sides decide one token or more a step in blocks; ours runs one step a block too, so that both time the same passes.
+Both sides decide one token or more a step in blocks. Ours also runs one step a block, so both time the same passes.
 """
 
 import argparse

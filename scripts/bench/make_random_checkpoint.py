@@ -4,8 +4,9 @@
     python scripts/bench/make_random_checkpoint.py build/qwen3-0.6b-random
     python scripts/bench/make_random_checkpoint.py build/llada-150m --family llada
 
-The default shape is Qwen3-0.6B with model_type `sdar`, with --experts `sdar_moe`; llada and dream have some 150M parameters, sdar_moe and
-llada2_moe about 1B, of which a token uses 8 experts of 64. Needs torch and safetensors (tests/requirements.txt).
+The default shape is Qwen3-0.6B with model_type `sdar`, or with --experts `sdar_moe`. llada and dream have about 150M
+parameters. sdar_moe and llada2_moe have about 1B, and a token uses 8 of 64 experts. Needs torch and safetensors
+(tests/requirements.txt).
 """
 
 import argparse
@@ -18,8 +19,8 @@ from safetensors.torch import save_file
 _BASE = dict(layers=12, hidden=768, intermediate=3072, heads=12, kv_heads=12, head_dim=64, vocab=32768,
              block_length=32, experts=0, per_token=4, expert_width=512, logits_std=0.0)
 _MOE = dict(_BASE, hidden=1024, heads=16, kv_heads=4, experts=64, per_token=8, expert_width=384, logits_std=5.0)
-# logits_std: how far logits spread over the vocabulary; at 5 the best token's probability is anything from 0.1
-# to 1, so that strategies with a threshold have something to choose from. 0: weights of 0.02, as before training.
+# logits_std: spread of the logits over the vocabulary. At 5 the best token's probability ranges from 0.1 to 1, so
+# strategies with a threshold have different positions to choose from. 0: weights of 0.02, as before training.
 SHAPES = {
     "sdar": dict(_BASE, layers=28, hidden=1024, heads=16, kv_heads=8, head_dim=128, vocab=151936, block_length=16),
     "sdar_moe": _MOE,

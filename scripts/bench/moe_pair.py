@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A denoising step of a mixture of experts beside the official modelling code: transformers' Qwen3-MoE for `sdar_moe`, dFactory's
-LLaDA2 MoE for `llada2_moe`. Both sides keep the keys of finished blocks and decode the same prompt.
+"""A denoising step of a mixture of experts, compared with the official modelling code: transformers' Qwen3-MoE for
+`sdar_moe`, dFactory's LLaDA2 MoE for `llada2_moe`. Both sides keep the keys of finished blocks and decode the same prompt.
 
     python scripts/bench/make_random_checkpoint.py build/moe-1b --family sdar_moe
     python scripts/bench/moe_pair.py build/moe-1b [--experts grouped_mm]
     python scripts/bench/make_random_checkpoint.py build/llada2-1b --family llada2_moe
     python scripts/bench/moe_pair.py build/llada2-1b --dfactory DFACTORY
 
---experts: transformers 5's implementation (eager, batched_mm, grouped_mm); transformers 4 has its loop alone. dFactory's code needs
-transformers 4.52. --per-token 1,2,4,8 also times ours with as many experts a token, from the same weights.
+--experts: transformers 5's implementation (eager, batched_mm, grouped_mm); transformers 4 has only its loop. dFactory's
+code needs transformers 4.52. --per-token 1,2,4,8 also times ours with as many experts a token, from the same weights.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def main() -> None:
     config, prompt = pairs.begin(a)
     block = config.get("block_size", config.get("block_length"))
     model, name = load(a, config, getattr(torch, a.dtype))
-    # Theirs commits a block by a pass of its own.
+    # Their code commits a block in a separate pass.
     flags = ["--gen-length", a.gen_length, "--dtype", a.dtype, "--threads", a.threads, "--cache", "commit"]
 
     def decode_theirs():
@@ -91,7 +91,7 @@ def main() -> None:
     _, tokens = pairs.decode_ours(a.model, prompt, flags)
     equal = pairs.equal_tokens(a, tokens, expected)
     print(f"{config['model_type']}, {config['num_experts']} experts, {config['num_experts_per_tok']} a token, {a.dtype}, prompt "
-          f"{a.context}, B {block}, beside {name}: {equal} of {a.gen_length} tokens equal")
+          f"{a.context}, B {block}, compared with {name}: {equal} of {a.gen_length} tokens equal")
     pairs.compare(a, "theirs", run_ours, lambda: a_pass(decode_theirs()))
     for count in map(int, a.per_token.split(",")) if a.per_token else ():
         with tempfile.TemporaryDirectory() as folder:

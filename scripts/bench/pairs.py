@@ -1,5 +1,5 @@
-"""The harness of the scripts that time `blockscope` against another implementation: the same prompt, the same number of
-threads, the two sides by turns, so that both meet the same load. A script says what its two sides are:
+"""The harness of the scripts that time `blockscope` and another implementation: the same prompt, the same number of
+threads, and the two sides in turns, so both meet the same load. A script defines its two sides:
 
     a = parser.parse_args()                  # with add_run_options
     config, prompt = pairs.begin(a)
@@ -53,7 +53,7 @@ def add_run_options(parser, gen_length=256, dtype="float32"):
 
 
 def add_block_options(parser):
-    """Those of a run block by block with a threshold."""
+    """Options of a run block by block with a threshold."""
     parser.add_argument("--block-length", type=int, default=32)
     parser.add_argument("--threshold", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=0)
@@ -119,7 +119,7 @@ def _find_run(value):
 
 
 def begin(a):
-    """Says where this runs. -> config.json of the model, and the prompt."""
+    """Prints facts about the machine. -> config.json of the model, and the prompt."""
     print(machine(a.threads))
     config = json.loads((a.model / "config.json").read_text())
     return config, bench_prompt(a.context, config["vocab_size"], config["mask_token_id"], getattr(a, "seed", 0))
@@ -131,8 +131,8 @@ def equal_tokens(a, tokens, expected):
 
 
 def compare(a, name, ours, theirs, ratio=True):
-    """Runs ours, theirs, ours, theirs ...; each returns what it measured, by name, the figure to compare first. Prints
-    both sides and, where `ratio`, that of what both have. -> their runs as {name: values}."""
+    """Runs ours, theirs, ours, theirs ...; each returns its measurements by name, the one to compare first. Prints both
+    sides and, if `ratio`, the ratios of measurements that both have. -> the runs as {name: values}."""
     turns = [(ours(), theirs()) for _ in range(a.rounds)]
     sides = [{key: [run[key] for run in runs] for key in runs[0]} for runs in zip(*turns)]
     for label, side in zip(("blockscope", name), sides):

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""What the Python package costs: `analyze` beside the command, by turns, and import and open beside a bare Python.
+"""What the Python package costs: `analyze` compared with the command, in turns; import and open compared with a bare
+Python.
 
     make_trace=build/release/tests/make_trace
     $make_trace two.h5 --vast --vast-sequences 1 --real-rows 74      # 2.1 GB of values, the rest of 5.5 GB are holes
     $make_trace large.h5 --vast --vast-sequences 12 --real-rows 1    # 66 GB: 1 GB on disk, the other arrays are holes
-    $make_trace rows.h5 --level trajectory --sequences 4500 --blocks 6 --steps 6    # 193,500 rows, of no arrays
+    $make_trace rows.h5 --level trajectory --sequences 4500 --blocks 6 --steps 6    # 193,500 rows, no arrays
     PYTHONPATH=build/release/python python scripts/bench/python_package.py two.h5 --open large.h5 rows.h5 [--rounds 7]
 
-Every analysis is a process of its own with the trace in the page cache. Of the package the time of the call is compared
-with the command's process, which is the same work and JSON of it; the whole process, which imports xarray first, is
-printed beside it. Least of all rounds, and the median of the rounds' ratios. What is opened is opened warm, and once
-more after its pages were dropped from the cache (cold)."""
+Every analysis is a separate process with the trace in the page cache. The time of the package's call is compared with
+that of the command's process, which does the same work and writes JSON. The time of the whole Python process, which
+imports xarray first, is also printed. Times are the least of all rounds, and the median of the rounds' ratios. Traces are
+opened warm, and once more after their pages were dropped from the cache (cold)."""
 
 import argparse
 import os

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""What blockscope.record() adds to a denoising step of transformers' Qwen3, beside the step unrecorded and beside plain
-Python hooks that compute the same A_in, A_out and LSEs and write them, with the queries, with h5py:
+"""What blockscope.record() adds to a denoising step of transformers' Qwen3. It is compared with the unrecorded step, and
+with plain Python hooks that compute the same A_in, A_out and LSEs and write them, with the queries, with h5py:
 
     PYTHONPATH=build/release/python python scripts/bench/recording.py [--shape 0.6b] [--context 1024] [--rounds 5]
 
-Random weights; B = 32, one block of masks that a token a step is taken from. All sides by turns in one process, a block
-each; a step's time is the median of the block's, the least of all rounds counts. "+replace": with
-attention="replace". `queries` of the hooks is what they
-would save anyway; they know nothing of steps, similarities or sets."""
+Weights are random, B = 32, and each step decides one token of a block of masks. All sides run in turns in one process, a
+block each. A step's time is the median of the block's steps; the least of all rounds counts. "+replace": with
+attention="replace". The hooks also save the queries. They do not compute steps, similarities or sets."""
 
 import argparse
 import os

@@ -1,8 +1,8 @@
 """The official SDAR code on a CPU, for sdar_pair.py: generate.py and modeling_sdar.py of a work tree of JetAstra/SDAR,
-imported and not changed. What it lacks on a CPU is put in its place, as fast as torch has it: flash-attn's attention by
+imported and not changed. Functions that it lacks on a CPU are replaced by torch's fastest: flash-attn's attention by
 torch's with the query heads of a KV head folded into rows (keys and values are not repeated), its RMSNorm by torch's.
-Its prefill hands torch a mask of three dimensions, for which torch has no fast kernel; here the mask gets the
-fourth, unless `as_published`.
+Its prefill passes torch a mask of three dimensions, for which torch has no fast kernel. Here the mask gets a fourth
+dimension, unless `as_published`.
 
 Needs transformers 4.52.4, torch, einops and safetensors.
 """
@@ -44,7 +44,7 @@ def _rms_norm(x, weight, bias=None, eps=1e-6):
 
 def _stand_in(name, **members):
     module = sys.modules[name] = types.ModuleType(name)
-    module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # transformers looks whether flash-attn has one
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # transformers checks that flash-attn has one
     vars(module).update(members)
 
 
@@ -54,13 +54,13 @@ def _import_code(repository):
     _stand_in("flash_attn.ops")
     _stand_in("flash_attn.ops.triton")
     _stand_in("flash_attn.ops.triton.layer_norm", rms_norm_fn=_rms_norm)
-    # Its loss needs a GPU to be imported; decoding has none.
+    # Importing its loss needs a GPU; decoding does not use the loss.
     _stand_in("sdar_code")
     sys.modules["sdar_code"].__path__ = [str(repository / "training/model/SDAR-4B-Chat")]
     _stand_in("sdar_code.fused_linear_diffusion_cross_entropy", FusedLinearDiffusionCrossEntropyLoss=None)
     sys.path.insert(0, str(repository))
     transformers.utils.logging.set_verbosity_error()
-    with contextlib.redirect_stdout(io.StringIO()):  # it remarks on undocumented arguments
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints notes on undocumented arguments
         return importlib.import_module("generate"), importlib.import_module("sdar_code.modeling_sdar")
 
 
@@ -86,8 +86,8 @@ class Official:
         model.register_forward_hook(lambda *_: self.forwards.append((self._begin, time.perf_counter())))
 
     def _timed_sampler(self, logits, **options):
-        """The published sampler, timed; what it drew gives way to the best token and its probability, so that both
-        sides decide the same. That greedy choice is timed apart and no part of a step."""
+        """The published sampler, timed. The best token and its probability then replace its result, so both sides decide
+        the same. That greedy choice is timed separately and is not part of a step."""
         begin = time.perf_counter()
         self._sample(logits, **options)
         drawn = time.perf_counter()
@@ -97,7 +97,7 @@ class Official:
         return token, probability
 
     def prefill(self, prompt, block):
-        """-> seconds of the pass over the whole blocks of the prompt, its logits as published included."""
+        """-> seconds of the pass over the whole blocks of the prompt, with logits as in the published code."""
         self.forwards, length = [], len(prompt) // block * block
         ids = torch.arange(length) // block
         with torch.no_grad():

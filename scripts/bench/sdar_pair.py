@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Time of a decode step and of the prefill beside the official SDAR code on the same CPU, checkpoint and prompt, and
-beside what the machine allows, all in one run.
+"""Time of a decode step and of the prefill, compared with the official SDAR code on the same CPU, checkpoint and prompt,
+and with the machine's limit, all in one run.
 
     python scripts/bench/make_random_checkpoint.py build/sdar-0.6b --block-length 32
     python scripts/bench/sdar_pair.py SDAR build/sdar-0.6b --context 2048
     python scripts/bench/sdar_pair.py SDAR build/sdar-0.6b --context 8192 --prefill
 
-SDAR is a work tree of JetAstra/SDAR; sdar_official.py says what stands in for flash-attn, and needs transformers 4.52.4.
+SDAR is a work tree of JetAstra/SDAR. sdar_official.py says what replaces flash-attn, and needs transformers 4.52.4.
 One token a step, greedy on both sides. A step is the time of all blocks over the number of denoising steps, commits
 included; a forward pass is the time inside forward passes over their number, LM head included. The official sampler is
-the published one (softmax and a draw for every position of the block). In float32 all tokens must be equal, or the exit code is 1.
+the published one (softmax and a draw for every position of the block). In float32 all tokens must be equal, or the exit
+code is 1.
 """
 
 import argparse
@@ -28,8 +29,8 @@ def parse():
     parser.add_argument("--cache", default="blockd", help="ours; the official one is block by block")
     parser.add_argument("--batch", type=int, default=1, help="sequences of ours together; the official code has one")
     parser.add_argument("--prefill", action="store_true", help="time the prefill only")
-    parser.add_argument("--as-published", action="store_true", help="leave the official prefill its slow attention")
-    parser.add_argument("--no-tokens", action="store_true", help="do not compare what is decided")
+    parser.add_argument("--as-published", action="store_true", help="keep the slow attention of the official prefill")
+    parser.add_argument("--no-tokens", action="store_true", help="do not compare the decided tokens")
     pairs.add_run_options(parser, gen_length=64, dtype="bfloat16")
     parser.add_argument("--block-length", type=int, default=32)
     return parser.parse_args()
@@ -50,9 +51,9 @@ def milliseconds(run):
 def compare_steps(a, shape, machine, mine, his):
     """`mine`, `his`: milliseconds by name, of every run."""
     need = shape.denoising_pass(shape.mean_prefix(a.context, a.gen_length, a.block_length), a.block_length, a.batch)
-    theirs_all = lambda name: [a.batch * value for value in his[name]]  # a batch, one sequence after the other
+    theirs_all = lambda name: [a.batch * value for value in his[name]]  # their batch runs one sequence after the other
     print(f"  limit of a pass: {need.describe(machine)}")
-    forward = "forward pass" if "forward pass" in mine else "step"  # an older binary does not tell them apart
+    forward = "forward pass" if "forward pass" in mine else "step"  # an older binary does not distinguish them
     print(f"  {forward} of ours over official pass: {pairs.ratios(mine[forward], theirs_all('forward pass'))}; "
           f"over the limit {min(mine[forward]) / 1e3 / need.seconds(machine):.2f}")
     without_sampler = min(s - d + g for s, d, g in zip(his["step"], his["sampling"], his["argmax instead"]))

@@ -1,12 +1,12 @@
-"""Recall and union size: ours beside torch, in one run, on the same data.
+"""Recall and union size: ours compared with torch, in one run, on the same data.
 
     scripts/bench/sets_torch.py build/release/tests/bench_sets [--threads 2] [--work FOLDER]
                                 [--rows 24] [--layers 4] [--context 32768] [--k 512]
 
-Recall (with the probability that the sets cover) and union: sets of a trace of level full, read from the file on both sides (torch through h5py),
-membership by scatter and gather on a table of positions, the fastest of the ways tried with torch (isin
-and unique are slower). Both sides give the same numbers, which is checked. Best of --repeat runs, files
-in the page cache."""
+Recall (with the probability that the sets cover) and union use sets of a trace of level full. Both sides read them from
+the file, torch through h5py. With torch, membership is by scatter and gather on a table of positions, the fastest of the
+ways that were tried (isin and unique are slower). The script checks that both sides give the same numbers. Times are the
+best of --repeat runs, with files in the page cache."""
 
 import argparse
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times SDAR's block-by-block decoding on transformers' Qwen3 or Qwen3-MoE modelling code, to stand beside
+"""Times SDAR's block-by-block decoding on transformers' Qwen3 or Qwen3-MoE modelling code, to be compared with
 `blockscope bench` on the same checkpoint, context and machine.
 
     python scripts/bench/transformers_decode.py models/needle --context 1024 --gen-length 64
@@ -82,8 +82,8 @@ def decode(model, prompt: torch.Tensor, gen_length: int, block: int, mask_id: in
             probability, token = torch.softmax(logits.float(), -1).max(-1)
             probability = torch.where(current == mask_id, probability, -1.0)
             position = probability[0].argmax()
-            # The mask token can win on random weights; take the token anyway, so that every run
-            # does the same number of steps.
+            # The mask token can be the best on random weights. Take it anyway, so every run does the
+            # same number of steps.
             current[0, position] = token[0, position] if token[0, position] != mask_id else 0
             denoising, passes, tokens = denoising + 1, passes + 1, tokens + 1
         forward(current, start, everything)

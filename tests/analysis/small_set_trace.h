@@ -14,6 +14,9 @@
 
 namespace blockscope::testing {
 
+constexpr const char* kSmallRun =
+    R"({"version":"test","policy":"exact","strategy":"threshold","threshold":0.9})";
+
 struct SmallStep {
   std::int64_t block = 0;
   std::int64_t step = 1;
@@ -24,17 +27,17 @@ struct SmallStep {
   std::map<Field, std::vector<std::int32_t>> ints = {};
   std::map<Field, std::vector<float>> floats = {};
   bool recorded = true;
+  std::vector<std::uint8_t> valid = {};  ///< [block]; empty: all
 };
 
 class SmallSetTrace {
  public:
   SmallSetTrace(std::string path, std::int64_t block_length, std::int64_t k,
-                RecordLevel level = RecordLevel::full,
-                std::string run_json =
-                    R"({"version":"test","policy":"exact","strategy":"threshold","threshold":0.9})",
-                std::int64_t selected_size = 0)  ///< of a sparse policy, with exact attention too
+                RecordLevel level = RecordLevel::full, std::string run_json = kSmallRun,
+                std::int64_t selected_size = 0,  ///< of a sparse policy, with exact attention too
+                std::int64_t num_experts = 0)    ///< a router chooses two of them
       : path_(std::move(path)),
-        meta_(make_meta(block_length, k, level, std::move(run_json), selected_size)),
+        meta_(make_meta(block_length, k, level, std::move(run_json), selected_size, num_experts)),
         writer_(path_, meta_) {}
 
   std::int64_t sequence(std::vector<std::int64_t> prompt = {1, 2}) {
@@ -58,6 +61,7 @@ class SmallSetTrace {
     row.changed = step.changed;
     row.masks_left = meta_.block_length;
     row.recorded = step.recorded;
+    row.valid = step.valid;
     row.delta = make_transfer(step.decides, std::vector(step.decides.size(), step.token),
                               std::vector(step.decides.size(), 0.5F));
     for (const auto& [field, values] : step.ints) {
@@ -80,7 +84,8 @@ class SmallSetTrace {
 
  private:
   static TraceMeta make_meta(std::int64_t block_length, std::int64_t k, RecordLevel level,
-                             std::string run_json, std::int64_t selected_size) {
+                             std::string run_json, std::int64_t selected_size,
+                             std::int64_t num_experts) {
     TraceMeta meta = fixture::small_meta(level, ArrayType::f32);
     meta.has_cache = false;  // its rows say nothing of one
     meta.num_layers = meta.num_heads = meta.num_kv_heads = 1;
@@ -90,6 +95,8 @@ class SmallSetTrace {
     meta.run_json = std::move(run_json);
     meta.selected_size = selected_size;
     meta.has_shadow = selected_size > 0;
+    meta.num_experts = num_experts;
+    meta.experts_per_token = num_experts > 0 ? 2 : 0;
     meta.record_everything();
     return meta;
   }

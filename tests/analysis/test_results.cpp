@@ -11,6 +11,7 @@
 #include "analysis/math/cosine.h"
 #include "analysis/math/row_products.h"
 #include "analysis/math/running_mean.h"
+#include "analysis/results/export_csv.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/nan.h"
 
@@ -83,6 +84,22 @@ TEST(ResultArray, MeansOverOtherAxesAreWeightedByTerms) {
   const ResultArray turned = mean_over_others(array, {"step", "layer"});
   EXPECT_EQ(turned.axes[0].name, "step");
   EXPECT_DOUBLE_EQ(turned.at({2, 1}), 113.0);
+}
+
+TEST(ResultArray, MeansLeaveOutNaNWhateverItsTerms) {
+  ResultArray array = example();
+  array.values[0] = kNaN;  // layer 2, head 0, step 1: the value 1 with one term
+  const ResultArray mean = mean_over_others(array, {"layer"});
+  EXPECT_DOUBLE_EQ(mean.at({0}), (30.0 * 10.0 + 3.0 * (1 + 4 + 9 + 16) - 1.0) / 29.0);
+  EXPECT_EQ(mean.terms[0], 29);
+}
+
+TEST(CsvField, QuotesWhateverWouldEndAFieldOrALine) {
+  EXPECT_EQ(csv_field("plain text"), "plain text");
+  EXPECT_EQ(csv_field("a,b"), "\"a,b\"");
+  EXPECT_EQ(csv_field("a\"b"), "\"a\"\"b\"");
+  EXPECT_EQ(csv_field("a\nb"), "\"a\nb\"");
+  EXPECT_EQ(csv_field("a\rb"), "\"a\rb\"");
 }
 
 TEST(ResultArray, SelectsByIndexAndSaysWhatThereIs) {

@@ -6,8 +6,11 @@
 #include <cmath>
 #include <limits>
 
+#include "analysis/calibration/calibration.h"
 #include "analysis/metrics/query_comparison.h"
 #include "analysis/metrics/query_statistics.h"
+#include "analysis/metrics/selection.h"
+#include "analysis/metrics/similarity_matrix.h"
 #include "decode_record/base/nan.h"
 #include "tests/analysis/small_set_trace.h"
 
@@ -151,6 +154,116 @@ TEST(EstimationAccuracy, BlockAndFirstStepOracleAgainstEachToken) {
   EXPECT_THAT(result.array("est_acc").values, ElementsAre(0.75, 0.75, 0.75, 0.25));
   EXPECT_THAT(result.array("est_acc_later").values, ElementsAre(0.75, 0.25));
   EXPECT_THAT(result.array("est_acc_later").terms, ElementsAre(2, 2));
+}
+
+TEST(CoveredShare, RoundingNeverCoversMoreThanEverything) {
+  // L_S above L_out, equal, log 2 below, and a query that is not valid.
+  const CoveredShare share =
+      covered_share(std::vector<float>{0.5F, 3.0F, 1.0F, 9.0F},
+                    std::vector<float>{0.0F, 3.0F, 1.0F + std::log(2.0F), 0.0F},
+                    std::vector<std::uint8_t>{1, 1, 1, 0});
+  EXPECT_NEAR(share.sum, 1.0 + 1.0 + 0.5, 1e-6);
+  EXPECT_EQ(share.terms, 3);
+}
+
+TEST(Selection, ASetOfTheWholePrefixIsCountedApart) {
+  const TempDir folder;
+  SmallSetTrace trace(folder.file("a.h5"), 1, 2, RecordLevel::full,
+                      R"({"version":"test","policy":"recent"})", 2);
+  trace.sequence();
+  for (const std::int64_t n : {2, 3}) {
+    SmallStep step = with_set(n - 1, n, {0, 1}, {0.5F, 0.5F});
+    step.ints[Field::attention_selected] = {0, 1};
+    step.ints[Field::set_topk_token] = {0, 1};
+    step.floats[Field::attention_lse_external] = {0.0F};
+    step.floats[Field::shadow_lse_external] = {std::log(4.0F)};
+    step.floats[Field::shadow_output_error] = {0.5F};
+    trace.add(step);
+  }
+  trace.end(1.0F);
+  const MetricResult result = run("selection", {trace.finish()});
+  EXPECT_THAT(result.left_out, ElementsAre(Pair("rows with N <= k", 1)));
+  EXPECT_THAT(result.array("covered").terms, ElementsAre(0, 1));
+  EXPECT_NEAR(result.array("covered").values[1], 0.25, 1e-6);
+}
+
+TEST(Router, ChoicesWithoutEarlierOnesAreNoPair) {
+  const TempDir folder;
+  SmallSetTrace trace(folder.file("a.h5"), 2, 0, RecordLevel::full, testing::kSmallRun, 0, 4);
+  trace.sequence();
+  SmallStep step;
+  step.ints[Field::router_expert] = {0, 1, -1, -1};  // two rows; the second one was not recorded
+  trace.add(step);
+  step.step = 2;
+  step.ints[Field::router_expert] = {1, 2, 2, 3};
+  trace.add(step);
+  trace.end(1.0F);
+  const ResultArray agreement = run("router", {trace.finish()}).array("agreement");
+  EXPECT_THAT(agreement.terms, ElementsAre(0, 1));
+  EXPECT_DOUBLE_EQ(agreement.values[1], 0.5) << "of 1 and 2, 1 stays";
+}
+
+TEST(StepMatrix, IsOfTheFirstBlockWithTwoSteps) {
+  const TempDir folder;
+  SmallSetTrace trace(folder.file("a.h5"), 1, 0);
+  trace.sequence();
+  SmallStep step;
+  step.floats[Field::attention_external] = {1.0F, 0.0F};
+  trace.add(step);
+  step.block = 1;
+  trace.add(step);
+  step.step = 2;
+  step.floats[Field::attention_external] = {0.0F, 1.0F};
+  trace.add(step);
+  trace.end(1.0F);
+  MatrixRequest request;
+  request.kind = MatrixRequest::Kind::step;
+  const MetricResult result = similarity_matrix(TraceGroup({trace.finish()}), request);
+  EXPECT_THAT(result.arrays.at(0).values, ElementsAre(1.0, 0.0, 0.0, 1.0));
+}
+
+/// Step 1 lacks the second position; step 2 has both. The values of the first one stay.
+SmallStep step_of_pair(std::int64_t number) {
+  const float late = number == 1 ? 7.0F : 1.0F;
+  SmallStep step{.step = number, .changed = number - 1};
+  if (number == 1) step.valid = {1, 0};
+  step.floats = {{Field::attention_external, {1.0F, 0.0F, late, 2.0F}},
+                 {Field::attention_internal, {0.0F, 1.0F, 1.0F, 1.0F}},
+                 {Field::attention_lse_external, {0.0F, late}},
+                 {Field::attention_lse_internal, {0.0F, 0.0F}}};
+  return step;
+}
+
+TEST(ReuseError, PositionsThatTheSourceLacksHaveNone) {
+  const TempDir folder;
+  SmallSetTrace trace(folder.file("a.h5"), 2, 0);
+  trace.sequence();
+  trace.add(step_of_pair(1));
+  trace.add(step_of_pair(2));
+  trace.end(1.0F);
+  MetricOptions options;
+  options.taus = {2.0};
+  const ResultArray error = run("reuse_error", {trace.finish()}, options).array("relative_l2");
+  EXPECT_EQ(error.terms.back(), 1);
+  EXPECT_EQ(error.values.back(), 0.0);
+}
+
+TEST(Calibration, StoredSimilaritiesWeighByThePositionsOfBothSteps) {
+  const TempDir folder;
+  SmallSetTrace trace(folder.file("a.h5"), 2, 0, RecordLevel::summary);
+  trace.sequence();
+  for (std::int64_t number = 1; number <= 3; ++number) {
+    SmallStep step{.step = number, .changed = number == 1 ? 0 : 1};
+    if (number == 1) step.valid = {1, 0};
+    // Step 2 shares one position with step 1; step 3 shares two with step 2.
+    step.floats = {{Field::similarity_external, {number == 3 ? 1.0F : 0.25F}},
+                   {Field::reuse_error, std::vector<float>(16, 1.0F)}};
+    trace.add(step);
+  }
+  trace.end(1.0F);
+  const CalibrationSums sums = accumulate_calibration(TraceGroup({trace.finish()}), {});
+  EXPECT_DOUBLE_EQ(sums.similarity[0][0], (1 * 0.25 + 2 * 1.0) / 3.0);
+  EXPECT_EQ(sums.count[0][0], 2);
 }
 
 TEST(QueryStatistics, GapsOfUnitVectors) {

@@ -194,7 +194,7 @@ class Faults(CheckpointCase):
         code, _, err = capture(*self.arguments(output, 1), "--resume")
         self.assertEqual(code, 0, err)
         self.assertEqual(len(err.splitlines()), 1, err)
-        self.assertIn("starting afresh", err)
+        self.assertIn("starting anew", err)
         assert_same_trajectories(trajectories(output), self.whole[1])
         output.unlink()
         for content in (b"precious", b"\0" * 4096, b"\x89HDF\r\n\x1a\n" + b"\0" * 4096):

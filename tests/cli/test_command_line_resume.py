@@ -99,7 +99,7 @@ class Resume(CommandLineCase):
         (tokenizer / "tokenizer.json").write_text(text + " ")
         self.refused(USAGE, ["sha256 of tokenizer.json", "--tokenizer"], *resume)
         (tokenizer / "tokenizer.json").unlink()
-        self.refused(USAGE, [f"had tokenizer.json in {tokenizer}, where it is no more", "HINT: --tokenizer"], *resume)
+        self.refused(USAGE, [f"had tokenizer.json in {tokenizer}, which no longer has it", "HINT: --tokenizer"], *resume)
         self.must(*resume, "--tokenizer", NEEDLE)
 
     def test_a_resumed_training_refuses_other_settings(self):

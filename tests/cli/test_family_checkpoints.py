@@ -32,7 +32,7 @@ KEYS = {
         ("n_layers", ABSENT, "", "an integer from 1", "nothing"), ("n_heads", 5, "n_kv_heads", "a divisor of n_heads (5)", "2"),
         ("d_model", 36, "", "an even multiple of the 4 heads", "36"), ("layer_norm_type", ABSENT, "", '"rms"', "nothing"),
         ("block_type", ABSENT, "", '"llama"', "nothing"), ("rope", ABSENT, "", "true", "nothing"),
-        ("multi_query_attention", True, "", "nothing beside n_kv_heads 2", "true"),
+        ("multi_query_attention", True, "", "no value together with n_kv_heads 2", "true"),
         ("embedding_size", VOCAB - 1, "", f"an integer from {VOCAB}", str(VOCAB - 1))],
     "Dream": [
         ("num_key_value_heads", "2", "", "an integer from 1", '"2"'), ("use_sliding_window", True, "", "false", "true"),
@@ -86,7 +86,7 @@ class FamilyCheckpoints(FamilyCase):
                 f'{model}/model.safetensors: the weights do not fit config.json (model_type "{family}")',
                 f"  missing (1):\n    {gone} {text_of(shapes[gone])}\n", f"  unknown (1):\n    {extra} [3, 2]\n",
                 f"  wrong shape or dtype (1):\n    {norm}: expected [{VECTOR}] of F32, F16 or BF16, got [{VECTOR - 1}] of F32",
-                "HINT: weights and config.json must be of one model"], model, ()))
+                "HINT: weights and config.json must belong to one model"], model, ()))
         self.all_refused(cases, lines=None)
 
     def test_a_key_of_config_that_is_missing_or_wrong(self):

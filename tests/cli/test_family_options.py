@@ -26,9 +26,9 @@ class FamilyOptions(FamilyCase):
         return self.all_refused([(USAGE, words, self.models[family], arguments) for words, family, arguments in cases])
 
     def test_a_cache_that_the_attention_forbids(self):
-        kept = ("a bidirectional model's keys change", "HINT: none, prefix, dual, dllm-cache or d2cache")
-        behind = ("recomputes what stands behind the block, and a block-causal model sees none of it",
-                  "HINT: leave it out")
+        kept = ("a bidirectional model's keys change", "HINT: use none, prefix, dual, dllm-cache or d2cache")
+        behind = ("recomputes positions outside the block, which a block-causal model does not need",
+                  "HINT: leave the option out")
         cases = [([f"cache {cache}: keeps finished blocks", *kept], family, ("--cache", cache))
                  for family in BIDIRECTIONAL for cache in ("commit", "block")]
         for number, family in enumerate(BLOCK_CAUSAL):  # every cache and every family, not all pairs
@@ -60,7 +60,7 @@ class FamilyOptions(FamilyCase):
 
     def test_wino_where_it_is_not_defined(self):
         wino = ("--strategy", "wino")
-        cases = [(["strategy wino:", f"no key may be kept, got the cache {cache}", "HINT: the cache none"], "llada",
+        cases = [(["strategy wino:", f"no key may be kept, got the cache {cache}", "HINT: use the cache none"], "llada",
                   (*wino, "--cache", cache)) for cache in ("prefix", "dual", "dllm-cache", "d2cache")]
         cases += [(["strategy wino:", "defined for bidirectional models", "HINT: klass"], family, wino)
                   for family in BLOCK_CAUSAL]
@@ -98,8 +98,8 @@ class FamilyOptions(FamilyCase):
         """A line's own number is the file's fault, --gen-length the command line's."""
         prompts = self.prompts_file('{"input_ids": [1, 2]}\n{"input_ids": [3], "gen_length": 6}\n')
         several, whole = "expected a multiple of the block length 4, got 6", "expected at least the block length 8, got 6"
-        rules = [(family, several, "a bidirectional model", "HINT: 8") for family in BIDIRECTIONAL]
-        rules.append(("Fast_dLLM_Qwen", whole, "whole blocks only", "HINT: 8"))
+        rules = [(family, several, "a bidirectional model", "HINT: use 8") for family in BIDIRECTIONAL]
+        rules.append(("Fast_dLLM_Qwen", whole, "whole blocks only", "HINT: use 8"))
         self.all_refused([(FAILED, ["prompts.jsonl:2: prompt 1: gen length: ", *words], self.models[family], (), prompts)
                           for family, *words in rules])
         self.usage(*[(["error: gen length: ", *words], family, ("--gen-length", 6)) for family, *words in rules])
@@ -107,7 +107,7 @@ class FamilyOptions(FamilyCase):
     def test_ids_and_lengths_that_the_checkpoint_refuses(self):
         cases = []
         for family in ("Dream", "Fast_dLLM_Qwen", "llada2_moe"):
-            cases.append(([f"stop id: expected a token that is decided, got {MASK}, which is the mask token", "HINT"], family,
+            cases.append(([f"stop id: expected another token than the mask token, got {MASK}: every block would stop", "HINT"], family,
                           ("--stop-id", MASK)))
         for family in ("llada", "qwen3_moe"):
             cases.append(([f"stop id: expected one in [0, {VOCAB}), got {VOCAB}", "HINT"], family,

@@ -48,7 +48,7 @@ class FamilyTexts(FamilyCase):
         whole = self.table("whole", llada)
         tokens = json.loads(whole.read_text())["tokens"]
         ids = [token for token, _ in json.loads(whole.read_text())["counts"]]
-        again = "HINT: blockscope frequencies MODEL text.txt -o FILE counts a table"
+        again = "HINT: blockscope frequencies MODEL text.txt -o FILE makes a table"
 
         def file(name, text):
             path = self.root / name

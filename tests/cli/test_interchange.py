@@ -205,7 +205,7 @@ class Interchange(unittest.TestCase):
         for path in (self.imported(steps, "klass", *FACTS),
                      self.imported(wino_run(3).record(), "frames", *FACTS)):
             table = self.must("info", path)
-            self.assertIn("not in the file that it was imported from", table)
+            self.assertIn("shape unknown: not in the imported file", table)
             self.assertTrue(json.loads(self.must("info", path, "--json"))["complete"])
             self.must("analyze", path)
             self.must("diff", path, path)

@@ -128,6 +128,9 @@ TEST_F(ResumedTrace, DiffFindsOneTokenAndASequenceThatIsMissing) {
   const auto missing = run({"diff", resumed_, folder_.file("short.h5"), "--ignore-aborted"});
   EXPECT_EQ(missing.exit_code, 1);
   EXPECT_THAT(missing.out, HasSubstr("is only in"));
+  const auto more = run({"diff", folder_.file("short.h5"), resumed_, "--ignore-aborted"});
+  EXPECT_EQ(more.exit_code, 1);
+  EXPECT_THAT(more.out, HasSubstr("is only in " + resumed_));
 }
 
 TEST_F(ResumedTrace, ExportMarksOrDropsIt) {

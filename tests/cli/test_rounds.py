@@ -93,6 +93,20 @@ class Rounds(RoundCase):
         self.assertEqual(info["model"], {"imported_from": "vLLM"})
         self.assertEqual(info["run"]["imported"]["kept"], {"engine_version": "0.0", "target": "t", "draft": "d"})
 
+    def test_the_next_token_s_confidence_is_of_its_position(self):
+        path = self.imported([HEADER, {"sequence": 0, "prompt_ids": [1, 2], "gen_length": 5},
+                              {"sequence": 0, "token": 5, "drafted": [6, 7], "accepted": 2, "next": 9,
+                               "next_confidence": 0.75}], "next")
+
+        def exported():
+            return json.loads(self.must("export", path, "--format", "rounds").splitlines()[2])
+
+        self.assertEqual((exported()["next"], exported()["next_confidence"]), (9, 0.75))
+        with h5py.File(path, "r+") as trace:  # 5, 6, 7, 9 are at 0 to 3: the commit decides on 4 instead
+            self.assertEqual(trace["/frames/position"][-1], 3)
+            trace["/frames/position"][-1] = 4
+        self.assertNotIn("next_confidence", exported())
+
     def test_what_was_exported_comes_back(self):
         chance = random.Random(5)
         prompt, number = [9, 8], lambda: float(np.float32(chance.random()))

@@ -160,6 +160,23 @@ TEST_F(Diff, AFloatIsComparedWithinTheTolerance) {
   EXPECT_EQ(diff(shape, {"--tol", "0.24"}).exit_code, 1);
 }
 
+TEST_F(Diff, TheRelativeToleranceIsOfTheSecondTrace) {
+  RunShape shape;
+  shape.change = [](TraceRow& row) {
+    for (ArraySlice& slice : row.arrays) {
+      if (slice.field != Field::external_mass) continue;
+      std::vector<float> values(slice.data.size / sizeof(float));
+      std::memcpy(values.data(), slice.data.data, slice.data.size);
+      values[1] *= 4.0F;  // the difference is 3 |a| = 0.75 |b|
+      slice.data = make_buffer(std::move(values));
+    }
+  };
+  EXPECT_EQ(diff(shape, {"--rtol", "0.74"}).exit_code, 1);
+  std::filesystem::remove(folder_.file("b.h5"));
+  const auto loose = diff(shape, {"--rtol", "0.75"});
+  EXPECT_EQ(loose.exit_code, 0) << loose.out;
+}
+
 TEST_F(Diff, TimingCanBeLeftOut) {
   RunShape shape;
   shape.change = [](TraceRow& row) { row.pass_time_ns += 5; };

@@ -18,13 +18,14 @@ import h5py
 import numpy as np
 
 from capture_harness import require_binary, run, run_tests
+from round_files import HEADER
 
 TOOL = ""
 # Dataset, element, and values it can't have. The fixture: 2 sequences of 200 positions behind 4 and
 # 5 tokens, 202 rows, a vocabulary of 100.
 WRONG = [
     ("/frames/position", 3, (-1, 200, 2**31 - 1)), ("/frames/token", 3, (-1, 100)),
-    ("/frames/confidence", 3, (2.0, np.inf)), ("/frames/step", 3, (-2, -1, 9999, 2**30)),
+    ("/frames/confidence", 3, (2.0, np.inf)), ("/frames/step", 3, (-2, -1, 1, 9999, 2**30)),
     ("/frames/delta_end", 5, (-1, 0, 2**40)), ("/frames/insert_end", 5, (-1, 1)),
     ("/frames/delete_end", 5, (-1, 1)), ("/frames/keyframe", 9, (-1, 0, 3, 2**40)),
     ("/frames/keyframe_row", 1, (-1, 0, 500)), ("/frames/keyframe_end", 0, (-1, 199, 2**40)),
@@ -300,6 +301,39 @@ def set_length_alone(path, name, length):
     raw[dimension:dimension + 8] = length.to_bytes(8, "little")
     raw[end:end + 4] = lookup3(bytes(raw[at:end])).to_bytes(4, "little")
     path.write_bytes(raw)
+
+
+def test_repair_drops_a_sequence_whose_prompt_is_cut(folder):
+    path = fixture(folder)  # prompts of 4 and 5 tokens
+    set_length_alone(path, "/sequences/prompt_token", 7)  # the second one is torn
+    code, _, err = run("repack", "--repair", path, "-o", folder / "out.h5")
+    assert code == 0 and "kept 1 of 202 committed rows and 1 of 2 sequences" in err, (code, err)
+
+
+def test_one_token_in_a_lost_row_of_an_unknown_sequence_marks_the_sequence(folder):
+    lines = [HEADER, {"sequence": 0, "prompt_ids": [1, 2], "gen_length": 1025, "first_token": 5}]
+    lines += [{"sequence": 0, "drafted": [], "next": 6}] * 1024  # with the prefill 1025 rows, one token each
+    (folder / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path, partial = folder / "r.h5", folder / "r.h5.partial"
+    assert run("import", folder / "r.jsonl", "-o", path)[0] == 0
+    # The last chunk of /steps/sequence, of row 1024, moves to the end of the file, which a kill and a cut then lose.
+    with h5py.File(path, "r+") as file:
+        owners = file["/steps/sequence"][:]
+        del file["/steps/sequence"]
+    with h5py.File(path, "r+", libver="latest") as file:
+        file.create_dataset("/steps/sequence", data=owners, chunks=(1024,), maxshape=(None,))
+    with h5py.File(path, "r") as file:
+        end = file["/steps/sequence"].id.get_chunk_info(1).byte_offset
+    raw = bytearray(path.read_bytes())
+    assert end + 4096 == len(raw)
+    raw[11] = 5  # the superblock: a writer, of SWMR
+    raw[44:48] = lookup3(bytes(raw[:44])).to_bytes(4, "little")
+    partial.write_bytes(raw[:end])
+    path.unlink()
+    code, _, err = run("repack", "--repair", partial, "-o", folder / "out.h5")
+    assert code == 0 and "kept 1024 of 1025 committed rows and 1 of 1 sequence" in err, (code, err)
+    with h5py.File(folder / "out.h5") as kept:
+        assert kept["/sequences/aborted"][:].tolist() == [1]
 
 
 def test_resume_drops_arrays_that_lie_behind_the_extent(folder):

@@ -171,6 +171,14 @@ TEST(FrameDelta, PadsFinishedSequencesOfABatchInFrontAndNeverDropsTheirTokens) {
   EXPECT_EQ(frame, before);  // a refused delta changes nothing
 }
 
+TEST(FrameDelta, AMaskThatAFinishedSequenceDecidedIsNoPadding) {
+  Frame frame = batch_of(2, 3);
+  apply_delta(frame, {2, {1}, {{.transfer_index = {0}, .decoded_tokens = {kMask, 0, 0}}}});
+  ASSERT_EQ(frame.tokens_of(1)[0], kMask);
+  ASSERT_EQ(frame.steps_of(1)[0], 0);
+  EXPECT_THROW(apply_delta(frame, {2, {0}, {{.delete_index = {0}}}}), FrameError);
+}
+
 TEST(FrameDelta, InsertsInTheRightOrderForThreeCycles) {
   // d2Cache's tensor_insert puts these in the wrong places: {1, 2, 0} is not its own inverse.
   Frame frame = make_initial_frame({}, 3, kMask);

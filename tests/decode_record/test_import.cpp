@@ -116,6 +116,10 @@ TEST(ImportKlass, SaysWhereAFileLies) {
   steps[1] = steps[0];
   steps[1]["step"] = 2;
   EXPECT_THAT(refusal(parse_klass, steps), HasSubstr("[1].all_tokens: element 1: expected"));
+  steps = klass();
+  steps[0]["all_tokens"][1]["position"] = steps[0]["all_tokens"][0]["position"];
+  EXPECT_THAT(refusal(parse_klass, steps),
+              HasSubstr("[0].all_tokens[1].position: expected more than the position before it"));
 }
 
 TEST(ImportKlass, AsksForWhatTheFileDoesNotSay) {

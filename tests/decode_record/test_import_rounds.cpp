@@ -166,6 +166,12 @@ TEST(ImportRounds, LeavesOutRoundsBehindTheEnd) {
   EXPECT_THAT(run.notes, ElementsAre(HasSubstr("behind an answer's end")));
   all[0]["stop_token_ids"] = {8};  // drafted, and not accepted
   EXPECT_EQ(parse(all).sequences[0].rounds.size(), 3U);
+  all[0]["stop_token_ids"] = {7};  // accepted as the third token, after an answer of two
+  all[1]["gen_length"] = 2;
+  EXPECT_EQ(parse(all).sequences[0].end.reason, FinishReason::length);
+  all[1]["gen_length"] = 3;
+  EXPECT_EQ(parse(all).sequences[0].end.reason, FinishReason::stop);
+  all[1]["gen_length"] = 100;
   all[0]["stop_token_ids"] = {5};  // the prefill's token: nothing is drafted then
   EXPECT_THAT(parse(all).sequences[0].rounds, IsEmpty());
   EXPECT_EQ(parse(all).sequences[0].first_token, 5);

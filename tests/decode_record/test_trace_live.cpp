@@ -2,6 +2,7 @@
 // many there are, and whatever is written or renamed afterwards.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,21 @@ TEST_F(LiveTrace, ATraceIsFoundUnderItsFirstNameAfterItsEnd) {
   EXPECT_TRUE(reader.refresh());
   EXPECT_TRUE(reader.info().complete);
   expect_rows(reader, 2);
+}
+
+TEST_F(LiveTrace, TheEndAloneIsAChange) {
+  writer_.begin_sequence(fixture::sequence_start(0, kLiveBlocks));
+  write_rows(2);
+  writer_.end_sequence(0, {FinishReason::length, "text", 1.0F});
+  writer_.commit();
+  const std::string link = folder_.file("link.h5");  // a name that the writer doesn't change
+  std::filesystem::create_hard_link(path_ + ".partial", link);
+  TraceReader reader(link);
+  EXPECT_FALSE(reader.info().complete);
+  EXPECT_FALSE(reader.refresh());
+  writer_.finish();
+  EXPECT_TRUE(reader.refresh());
+  EXPECT_TRUE(reader.info().complete);
 }
 
 }  // namespace

@@ -231,6 +231,25 @@ TEST(TraceReader, ServesTheCommittedPrefixOfALayer) {
   EXPECT_EQ(prefix.values[5 * width + 2], fixture::expected_value(Field::prefix_value, 5, 1, 2));
 }
 
+TEST(TraceReader, ThePrefixOfABidirectionalRowIncludesItsOwnKeys) {
+  const TempDir dir;
+  TraceMeta meta = fixture::small_meta(RecordLevel::full, ArrayType::f32);
+  meta.bidirectional = true;
+  TraceWriter writer(dir.file("x.h5"), meta);
+  writer.begin_sequence(fixture::sequence_start(0, 2));
+  for (std::int64_t number = 0; number < 2; ++number) {
+    TraceRow row = fixture::denoise_row(meta, 0, number, 0, number);
+    fixture::add_prefix(row, meta, number, 3);
+    writer.append_row(std::move(row));
+  }
+  writer.end_sequence(0, {});
+  writer.finish();
+  const TraceReader reader(dir.file("x.h5"));
+  EXPECT_EQ(reader.prefix(Field::prefix_key, 0, 0).positions, (std::vector<std::int32_t>{0, 1, 2}));
+  EXPECT_EQ(reader.prefix(Field::prefix_key, 1, 0).positions,
+            (std::vector<std::int32_t>{0, 1, 2, 3}));
+}
+
 TEST(TraceReader, TellsEverythingAboutASequence) {
   const TempDir dir;
   const TraceMeta meta = fixture::small_meta(RecordLevel::trajectory);

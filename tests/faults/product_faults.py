@@ -4,7 +4,7 @@ Each is a mistake that somebody could make: a bound that is off by one, a condit
 mixed up. `planted.py` plants them and says how."""
 
 FAULTS = (
-    ('analysis/metrics/recall.cpp', 'break;  // larger ones are trivial',
+    ('analysis/metrics/recall.cpp', 'break;  // larger sizes are trivial',
      'step.now().context_length <= sizes_[i]', 'step.now().context_length < sizes_[i]'),
     ('analysis/metrics/recall.cpp', 'return check_sets(step);',
      'step.now().step <= 1', 'step.now().step <= 2'),

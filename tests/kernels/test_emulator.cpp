@@ -181,7 +181,7 @@ TEST(Emulator, CatchesRacesAndShortWaits) {
   expect_caught(pipelined<Mistake::kNoBarrierAfterWait>, "wrong");
   expect_caught(pipelined<Mistake::kNoBarrierBeforeReuse>, "wrong");
   expect_caught(pipelined<Mistake::kWaitOneGroupShort>, "wrong");
-  expect_caught(pipelined<Mistake::kForgottenWait>, "copies that it never waited for");
+  expect_caught(pipelined<Mistake::kForgottenWait>, "without waiting for its copies");
 #endif
 }
 

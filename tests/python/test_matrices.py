@@ -84,7 +84,7 @@ def test_a_matrix_that_there_is_not(full, tmp_path):
         (dict(sequences=9), "matrix: none of 0 blocks"),
         (dict(rows=(0, 10**6)), "rows: expected a row below"),
         (dict(rows=(0, 1, 2)), "rows: expected two rows"),
-        (dict(rows=(0, 1), steps=1), "rows: expected two rows, and no steps"),
+        (dict(rows=(0, 1), steps=1), "rows: expected two rows without steps"),
         (dict(kind="step", steps=1), "HINT: kind='token' takes two"),
         (dict(kind="step", rows=(0, 1)), "HINT: kind='token' takes two"),
         (dict(layer=-1), "layer: expected 0"),

@@ -292,7 +292,7 @@ def test_what_would_be_a_wrong_trace(tmp_path):
     run(suffix, "begins neither with a block.*first mask stands at 21")
     run(unequal, "prompts of different lengths")
     run(marks, "replace_position: marks 45 positions for 8 tokens")
-    run(lambda recording: recording.step(positions=[3, 2]), "expected rising positions")
+    run(lambda recording: recording.step(positions=[3, 2]), "expected ascending positions")
     run(lambda recording: recording.step(start=1, positions=[3]), "either start or positions")
 
     def outside(recording):

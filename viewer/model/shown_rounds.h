@@ -40,7 +40,7 @@ struct ShownRounds : Payload {
   /// A token of the answer.
   struct Told {
     std::int32_t token = -1;      ///< -1: still a mask
-    std::int32_t round = -1;      ///< index into rounds; -1: told by the prefill
+    std::int32_t round = -1;      ///< index into rounds; -1: decided by the prefill
     std::int32_t drafted_at = 0;  ///< block position of the drafted token; 0: the target's own
   };
   std::int32_t block_length = 0;  ///< B

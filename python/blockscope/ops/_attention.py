@@ -20,14 +20,14 @@ __all__ = [
 
 class SplitAttention(NamedTuple):
     out: Tensor  #: [S, H, T, D] dtype of q: attention over all keys
-    external: Tensor  #: [S, H, T, D] float32: A_out, over the external keys alone
+    external: Tensor  #: [S, H, T, D] float32: A_out, only over the external keys
     lse_external: Tensor  #: [S, H, T] float32: L_out
-    internal: Tensor  #: [S, H, T, D] float32: A_in, over the internal keys alone
+    internal: Tensor  #: [S, H, T, D] float32: A_in, only over the internal keys
     lse_internal: Tensor  #: [S, H, T] float32: L_in
 
 
 class SourcedAttention(NamedTuple):
-    """As :class:`SplitAttention`, with the external pair that was used."""
+    """Like :class:`SplitAttention`; the external pair is the one that was used."""
 
     out: Tensor  #: [S, H, T, D] dtype of q
     external: Tensor  #: [S, H, T, D] float32
@@ -51,8 +51,8 @@ class MergedAttention(NamedTuple):
 
 
 def _shares(parts: Sequence[tuple[Tensor, Tensor]], grad_out: Grad, grad_lse: Grad) -> list[tuple[Grad, Grad]]:
-    """Of each part (output [..., D], lse [...]) of a merge: the gradients of its output and of its lse. A part with lse
-    -inf has weight 0, whatever its output holds."""
+    """The gradients of the output and the lse of each part (output [..., D], lse [...]) of a merge. A part with lse
+    -inf has weight 0, whatever its output is."""
     if grad_out is None and grad_lse is None:
         return [(None, None)] * len(parts)
     lses = torch.stack([lse for _, lse in parts])
@@ -72,13 +72,13 @@ def _shares(parts: Sequence[tuple[Tensor, Tensor]], grad_out: Grad, grad_lse: Gr
 
 
 def _given(grads: tuple[Grad, Grad], output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros for what is not there: loops over keys need both."""
+    """Zeros for a missing gradient, because loops over keys need both."""
     return (torch.zeros_like(output) if grads[0] is None else grads[0],
             torch.zeros_like(lse) if grads[1] is None else grads[1])
 
 
 class _Sides:
-    """The two key sets of an attention operator over a block, out of the tensors that its forward pass saved."""
+    """The two key sets of an attention operator over a block, from the tensors that its forward pass saved."""
 
     def __init__(self, ctx: Any, grads: Sequence[Grad], residual: tuple[Grad, Grad] = (None, None)) -> None:
         (self.q, self.k_ext, self.v_ext, self.ext_len, self.k_in, self.v_in, self.external, self.lse_external,
@@ -95,7 +95,7 @@ class _Sides:
 
     @staticmethod
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...], *more: Optional[Tensor]) -> None:
-        """inputs: q, k_ext, v_ext, ext_len, k_in, v_in; output: as of split_attention."""
+        """inputs: q, k_ext, v_ext, ext_len, k_in, v_in; output: as from split_attention."""
         ctx.save_for_backward(*inputs, *output[1:5], *more)
         ctx.set_materialize_grads(False)
 
@@ -191,11 +191,11 @@ def reuse_attention(
     reuse_mask: Tensor, *, ext_len: Tensor | int | None = None, scale: float | None = None,
 ) -> SourcedAttention:
     """:func:`split_attention` in which some query heads take their external pair from an earlier step (FlashBlock,
-    section 4.2). A KV head's prefix is read only if one of its query heads needs it; keys_read is 0 elsewhere.
+    section 4.2). A KV head's prefix is read only if one of its query heads needs it; else its keys_read is 0.
 
     cached_external [S, H, T, D], cached_lse [S, H, T]: float32; reuse_mask [H] or [S, H] bool on the CPU.
 
-    Gradients: as of split_attention; where a head reuses they go to cached_external and cached_lse, and none to the
+    Gradients: like split_attention. For a head that reuses, they go to cached_external and cached_lse instead of the
     external keys and values.
     """
     return SourcedAttention(*_reuse_attention(
@@ -227,13 +227,13 @@ def gather_attention(
     residual: Tensor | None = None, lse_residual: Tensor | None = None,
 ) -> SourcedAttention:
     """:func:`split_attention` over a set of the external keys (MAGE, algorithm 1, phase 2): every query of a KV head
-    sees the keys of its set and all internal keys; nothing else is read.
+    sees the keys of its set and all internal keys. Nothing else is read.
 
     index [S, K, k] int32, in any order, no key twice, -1 for none, such as block_topk's, on the device of q. dense [S]
     bool on the CPU: sequences that read their whole prefix. residual [S, H, T, D], lse_residual [S, H, T], float32:
     attention over keys outside the set, merged into ``out`` as a third part (FlashBlock, appendix D); lse -inf: none.
 
-    Gradients: as of split_attention, to the keys and values that were read, and to both residuals. index has none.
+    Gradients: like split_attention, of the keys and values that were read, and of both residuals. index has none.
     """
     return SourcedAttention(*_gather_attention(
         q, k_ext, v_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), index, k_in, v_in, scale_of(q, scale), dense,
@@ -261,8 +261,8 @@ def unselected_attention(
     q: Tensor, k_ext: Tensor, v_ext: Tensor, index: Tensor, *, ext_len: Tensor | int | None = None,
     scale: float | None = None,
 ) -> PartialAttention:
-    """Attention over the external keys outside the set: the residual that :func:`gather_attention` takes at later
-    steps. Shapes and index as there. Gradients: of q and the keys and values that were read."""
+    """Attention over the external keys outside the set: the residual for :func:`gather_attention` at later steps.
+    Shapes and index are the same. Gradients: of q and the keys and values that were read."""
     return PartialAttention(*_unselected_attention(
         q, k_ext, v_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), index, scale_of(q, scale)))
 
@@ -285,12 +285,12 @@ def prefill_attention(
     q: Tensor, k: Tensor, v: Tensor, *, block_length: int, lengths: Tensor | int | None = None, query_start: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """Block-causal attention over a sequence's own keys -> [S, H, T, D], dtype of q.
+    """Block-causal attention over a sequence's own keys -> [S, H, T, D] in the dtype of q.
 
-    q [S, H, T, D]; k, v [S, K, N, D]; lengths as ext_len. The query at position p = query_start + t sees keys
-    [0, min(lengths[s], (p // block_length + 1) * block_length)); block_length 1 is causal. Without keys: 0.
+    q [S, H, T, D]; k, v [S, K, N, D]; lengths is like ext_len. The query at position p = query_start + t sees the
+    keys [0, min(lengths[s], (p // block_length + 1) * block_length)). block_length 1 is causal. Rows without keys: 0.
 
-    Gradients: of q, k and v; scores are made anew, as no LSE is kept.
+    Gradients: of q, k and v. Scores are recomputed, because no LSE is kept.
     """
     return _prefill_attention(
         q, k, v, lengths_of(lengths, q.shape[0], k.shape[2]), block_length, scale_of(q, scale), query_start)
@@ -312,9 +312,9 @@ _merge_attention = operator("merge_attention", _merge, _merge_setup)
 
 
 def merge_attention(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> MergedAttention:
-    """Merges attention over disjoint key sets (FlashBlock, eqs. 8-9): any number of them, up to 64 on a GPU.
+    """Merges attention over any number of disjoint key sets (FlashBlock, eqs. 8-9); up to 64 on a GPU.
 
-    outputs: [..., D] of one dtype; lses: [...] float32, one for each. A part whose lse is -inf is left out, whatever
-    its output holds. Gradients: of all parts, through both results.
+    outputs: [..., D] of one dtype; lses: [...] float32, one for each. A part with lse -inf is left out, whatever its
+    output is. Gradients: of all parts, through both results.
     """
     return MergedAttention(*_merge_attention(list(outputs), list(lses)))

@@ -1,4 +1,4 @@
-"""Gradients of attention: keys are walked again in pieces, and their probabilities made anew from the LSE that the
+"""Gradients of attention. Keys are walked again in pieces, and their probabilities are recomputed from the LSE that the
 forward pass saved (FlashAttention, arXiv 2205.14135, algorithm 4; Dao 2023, arXiv 2307.08691, algorithm 2).
 
 With p_j = exp(q . k_j * scale - lse), output o = sum p_j v_j, and gradients G of o and g of lse:
@@ -6,9 +6,9 @@ With p_j = exp(q . k_j * scale - lse), output o = sum p_j v_j, and gradients G o
     dv_j = sum over rows of p_j G
     ds_j = p_j (G . v_j - G . o + g)        dq = scale sum_j ds_j k_j        dk_j = scale sum over rows of ds_j q
 
-They are operators of their own, so that torch.compile doesn't look into loops whose length depends on lengths and
-masks. S sequences, H query heads, K KV heads (H = K * G), T query tokens, N keys, D head_dim. Sums are float32
-(float64 of float64 inputs)."""
+They are separate operators, so torch.compile doesn't trace loops with a length that depends on lengths and masks.
+S sequences, H query heads, K KV heads (H = K * G), T query tokens, N keys, D head_dim. Sums are float32 (float64 for
+float64 inputs)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
-# Scores at a time; three arrays of that size live at once. On a CPU 1 MiB of float32, which its caches hold: 32,768 keys
-# took three quarters of the time that they take in pieces of 64 MiB.
+# Scores at a time; three arrays of this size live at once. On a CPU, 1 MiB of float32 fits in its caches: 32,768 keys
+# took three quarters of the time that pieces of 64 MiB take.
 _SCORES = 1 << 24
 _SCORES_ON_CPU = 1 << 18
 
@@ -37,7 +37,7 @@ def _walk(q: Tensor, keys: Tensor, values: Tensor, output: Tensor, lse: Tensor, 
     hidden [B, N] bool, keys that no row sees. dq is wide; dk and dv have the keys' type, or no elements if not
     with_keys."""
     batch, rows, _ = q.shape
-    # No key seen: lse -inf. Then every p below is exp(-inf) = 0.
+    # No visible key: lse is -inf, and every p below is exp(-inf) = 0.
     lse = lse.masked_fill(lse == -torch.inf, torch.inf).unsqueeze(-1)
     delta = (grad_output * output).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)
     dq = q.new_zeros(q.shape)
@@ -61,7 +61,7 @@ def _walk(q: Tensor, keys: Tensor, values: Tensor, output: Tensor, lse: Tensor, 
 
 
 class _Folded:
-    """Rows by the KV head that they read: [S, K, G * T, D]. Gradients are gathered region by region."""
+    """Rows by the KV head that they read: [S, K, G * T, D]. Gradients are added region by region."""
 
     def __init__(self, q: Tensor, keys: Tensor, values: Tensor, output: Tensor, lse: Tensor, grad_output: Tensor,
                  grad_lse: Tensor, with_keys: bool) -> None:
@@ -109,7 +109,7 @@ class _Folded:
 
 
 def _regions(lengths: list[int], live: Optional[Tensor]) -> Iterator[tuple[slice, Heads, int]]:
-    """Sequences and KV heads that are walked together: all at once where they are alike."""
+    """Sequences and KV heads that are walked together: all at once if they are alike."""
     if lengths and live is None and len(set(lengths)) == 1:
         yield slice(0, len(lengths)), slice(None), lengths[0]
         return
@@ -123,15 +123,15 @@ def _attention_backward(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Optional[Tensor], reused: Optional[Tensor], output: Tensor,
     lse: Tensor, grad_output: Tensor, grad_lse: Tensor, scale: float, with_keys: bool,
 ) -> Gradients:
-    """Of the first lengths[s] keys (None: of all). reused [S, H] bool on the CPU: query heads whose output came from
-    elsewhere; a KV head's keys are read only if one of its heads needs them."""
+    """Gradients for the first lengths[s] keys (None: all). reused [S, H] bool on the CPU: query heads that took a
+    cached output. A KV head's keys are read only if one of its query heads needs them."""
     sequences, heads, kv_heads = q.shape[0], q.shape[1], keys.shape[1]
     live = None
     if reused is not None and bool(reused.any()):
         live = ~reused.view(sequences, kv_heads, heads // kv_heads).all(-1)
         there = reused.to(q.device).unsqueeze(-1)
         grad_output, grad_lse = grad_output.masked_fill(there.unsqueeze(-1), 0), grad_lse.masked_fill(there, 0)
-        lse = lse.masked_fill(there, torch.inf)  # of what was cached: it says nothing of these scores
+        lse = lse.masked_fill(there, torch.inf)  # gradient of the cached pair, which says nothing about these scores
     folded = _Folded(q, keys, values, output, lse, grad_output, grad_lse, with_keys)
     counts = [keys.shape[2]] * sequences if lengths is None else lengths.tolist()
     for at, chosen, length in _regions(counts, live):
@@ -143,15 +143,15 @@ def _set_backward(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, index: Tensor, dense: Optional[Tensor], complement: bool,
     output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, scale: float, with_keys: bool,
 ) -> Gradients:
-    """Of the keys in the sets index [S, K, k] (-1: none), or of those outside them. dense [S] bool on the CPU:
-    sequences that read their whole prefix."""
+    """Gradients for the keys in the sets index [S, K, k] (-1: none), or for those outside them. dense [S] bool on the
+    CPU: sequences that read their whole prefix."""
     folded = _Folded(q, keys, values, output, lse, grad_output, grad_lse, with_keys)
     for s, length in enumerate(lengths.tolist()):
         if length == 0:
             continue
         whole = slice(s, s + 1)
         if complement:
-            # Padding goes to one position behind the prefix.
+            # Padding goes to one position after the prefix.
             where = torch.where(index[s] < 0, length, index[s]).long()
             hidden = torch.zeros(where.shape[0], length + 1, dtype=torch.bool, device=index.device)
             hidden.scatter_(1, where, True)
@@ -167,13 +167,13 @@ def _prefill_backward(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, grad: Tensor, block_length: int, scale: float,
     query_start: int,
 ) -> Gradients:
-    """Block-causal attention saves no LSE: the scores of a few rows at a time are made anew over all their keys."""
+    """Block-causal attention saves no LSE, so the scores of a few rows at a time are recomputed over all their keys."""
     wide, kv_heads, dim = _wide(q), keys.shape[1], q.shape[3]
     group, tokens = q.shape[1] // kv_heads, q.shape[2]
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
     dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (keys, values))
     seen = (torch.arange(tokens, device=q.device) + query_start).div(block_length, rounding_mode="floor")
-    seen = (seen + 1) * block_length  # keys that a token sees of a prefix that is long enough
+    seen = (seen + 1) * block_length  # keys that a token sees if the prefix is long enough
     for s, length in enumerate(lengths.tolist()):
         step = max(1, _SCORES // max(1, q.shape[1] * length))
         for begin in range(0, tokens if length else 0, step):

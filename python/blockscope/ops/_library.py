@@ -1,7 +1,7 @@
 """Finds and loads the shared library with the operators, ``libblockscope_kernels.so``, once per process.
 
-It is compiled against one version of torch, which stands in the file; a torch of another version must never load
-it, because that ends in undefined symbols or worse."""
+The library is compiled against one version of torch, which is written in the file. A torch of another version must
+never load it, because that ends in undefined symbols or worse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from .. import _core
 from ..errors import OperatorsUnavailable
 
-# Of recordings: recording/kernels.py calls them, recording/torch_operators.py stands in for them.
+# Operators of recordings: recording/kernels.py calls them, recording/torch_operators.py can replace them.
 _RECORDING = ("split_attention_sets", "step_statistics", "step_gaps", "row_log_sum_exp", "row_divergence",
               "best_token_rows")
 _FILE = "libblockscope_kernels.so"
@@ -26,7 +26,7 @@ _VARIABLE = "BLOCKSCOPE_KERNELS"
 
 
 def find() -> pathlib.Path:
-    """The library of ``BLOCKSCOPE_KERNELS``, else that of the package (of a wheel or of a build tree)."""
+    """The library of ``BLOCKSCOPE_KERNELS``, else the one of the package (a wheel or a build tree)."""
     named = os.environ.get(_VARIABLE)
     if named:
         path = pathlib.Path(named)
@@ -45,7 +45,7 @@ def find() -> pathlib.Path:
 
 
 def built_with(path: pathlib.Path) -> str:
-    """The version of torch that the library was compiled against, such as ``2.11.0``, out of the file itself."""
+    """The version of torch that the library was compiled against, such as ``2.11.0``, read from the file."""
     with open(path, "rb") as file:
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -61,8 +61,8 @@ def built_with(path: pathlib.Path) -> str:
 
 
 def load() -> str | None:
-    """Loads the library unless its operators are registered already (``torch.ops.load_library``); its path, or None
-    where somebody else loaded it."""
+    """Loads the library unless its operators are already registered (``torch.ops.load_library``). Returns its path, or
+    None if other code loaded it."""
     if "torch" in sys.modules and _registered(sys.modules["torch"]):
         return None
     path = find()
@@ -111,7 +111,7 @@ def _registered(torch: Any) -> bool:
 
 
 def _load_cuda(torch: Any, path: pathlib.Path) -> None:
-    """The kernels for GPUs, where there is one; without them the operators are made of torch operators there."""
+    """Loads the kernels for GPUs, if there is a GPU. Without them, torch operators replace them on the GPU."""
     if not path.is_file() or not torch.cuda.is_available():
         return
     try:

@@ -1,5 +1,5 @@
-"""What the operators' files share: an operator of the library with its gradient, defaults of arguments, and arithmetic
-of gradients that may be missing."""
+"""Shared parts of the operators' files: an operator of the library with its gradient, defaults of arguments, and
+arithmetic of gradients that may be missing."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def _choice(ctx: Any, *grads: Grad) -> None:
 
 
 def _choice_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """What only chooses keys has no gradient: its results don't require one, as those of torch.argmax."""
+    """An operator that only chooses keys has no gradient: its results don't require one, like those of torch.argmax."""
     ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
 
 
 def _any_device(name: str) -> Callable[..., Any]:
-    """The C++ Meta kernel of an operator, for FakeTensor too. FakeTensor by itself calls it with tensors of one device
-    only, and lengths and masks stay on the CPU. It looks at shapes and makes empty tensors like its first argument, so
-    fake tensors can be handed to it as they are."""
+    """The C++ Meta kernel of an operator, also for FakeTensor. FakeTensor itself calls it only with tensors of one
+    device, but lengths and masks stay on the CPU. The kernel uses only shapes and makes empty tensors like its first
+    argument, so it accepts fake tensors unchanged."""
     kernel = torch.library.get_kernel(f"blockscope::{name}", "Meta")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
     arguments = getattr(torch.ops.blockscope, name).default._schema.arguments
 
     def fake(*args: Any, **named: Any) -> Any:
-        # What equals its default was left out on the way here; a boxed call takes everything.
+        # Arguments with default values were left out on the way here, but a boxed call needs all of them.
         rest = (named.get(argument.name, argument.default_value) for argument in arguments[len(args):])
         return kernel.call_boxed(keys, *args, *rest)
 
@@ -40,8 +40,8 @@ def _any_device(name: str) -> Callable[..., Any]:
 
 
 def operator(name: str, backward: Callable[..., Any] = _choice, setup: Callable[..., None] = _choice_setup) -> Any:
-    """``torch.ops.blockscope.<name>`` with its gradient: what torch.library.register_autograd takes. Once per process
-    for each name, where its file is imported."""
+    """Registers the gradient of ``torch.ops.blockscope.<name>`` with torch.library.register_autograd and returns the
+    operator. Called once per process and name, when the file of the operator is imported."""
     found = _library.operator(torch, name)
     torch.library.register_fake(f"blockscope::{name}", _any_device(name), allow_override=True)
     torch.library.register_autograd(f"blockscope::{name}", backward, setup_context=setup)

@@ -46,12 +46,12 @@ _cross_step_similarity = operator("cross_step_similarity", _similarity, _similar
 
 def cross_step_similarity(a: Tensor, b: Tensor) -> Tensor:
     """Cosine [...] float32 between a and b [..., D] of one dtype (FlashBlock, figure 5), accumulated in float64 on the
-    CPU; 0 where either is exactly zero. Gradients: of both; 0 where the cosine is 0 by definition."""
+    CPU. 0 if a vector is exactly zero. Gradients: of both; 0 where the cosine is 0 by definition."""
     return _cross_step_similarity(a, b)
 
 
 def _norm_gradients(x: Tensor, weight: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x / sqrt(mean(x^2) + eps) * weight, x and grad [..., W] wide: dx, and dweight [W] wide."""
+    """Gradients of x / sqrt(mean(x^2) + eps) * weight, for x and grad [..., W] wide: dx, and dweight [W] wide."""
     inverse = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     normed, weighted = x * inverse, grad * weight.to(x.dtype)
     dx = inverse * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
@@ -74,7 +74,7 @@ _rms_norm_rows = operator("rms_norm_rows", _norm, _norm_setup)
 
 def rms_norm_rows(x: Tensor, weight: Tensor, *, eps: float = 1e-6, weight_first: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight: x [..., W] of up to 4 dimensions, weight [W] of x's dtype -> like x,
-    contiguous. Half-precision results are rounded once, after the weight (weight_first), or before it too. Gradients:
+    contiguous. Half-precision results are rounded after the weight; without weight_first, also before it. Gradients:
     of both."""
     return _rms_norm_rows(x, weight, eps, weight_first)
 
@@ -97,8 +97,8 @@ _add_rms_norm_rows = operator("add_rms_norm_rows", _add_norm, _add_norm_setup)
 def add_rms_norm_rows(
     x: Tensor, y: Tensor, weight: Tensor, *, eps: float = 1e-6, weight_first: bool = False,
 ) -> SumAndNorm:
-    """x + y and its :func:`rms_norm_rows`; x, y [..., W] of one dtype. Gradients: of all three, through both
-    results."""
+    """x + y and its :func:`rms_norm_rows`. x, y [..., W] have one dtype. Gradients: of all three, through
+    both results."""
     return SumAndNorm(*_add_rms_norm_rows(x, y, weight, eps, weight_first))
 
 
@@ -108,7 +108,7 @@ def _rotate_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def _rotate_one(x: Tensor, weight: Grad, cos: Tensor, sin: Tensor, eps: float, grad: Tensor) -> tuple[Any, ...]:
-    """dx, dweight, dcos and dsin of one of the two; y = x cos + rotate_half(x) sin over the first R channels."""
+    """dx, dweight, dcos and dsin for q or k, with y = x cos + rotate_half(x) sin over the first R channels."""
     turning = cos.shape[-1]
     grad, cos, sin = widened(grad), widened(cos), widened(sin)
     head, tail = grad[..., :turning], grad[..., turning:]
@@ -145,8 +145,8 @@ def norm_rotate_rows(
 ) -> RotatedHeads:
     """Rotate-half RoPE of queries and keys, each after its RMS norm over D if it has a weight [D].
 
-    q [S, H, T, D], k [S, K, T, D]; cos, sin [S or 1, 1, T, R], float32 (nothing is rounded before the rotation) or of
-    q's dtype; channels after the first R (even) are copied. Gradients: of all tensors.
+    q [S, H, T, D], k [S, K, T, D]; cos, sin [S or 1, 1, T, R], float32 (nothing is rounded before the rotation) or q's
+    dtype. R is even; the channels after the first R are copied. Gradients: of all tensors.
     """
     return RotatedHeads(*_norm_rotate_rows(q, k, q_weight, k_weight, cos, sin, eps, weight_first))
 
@@ -167,5 +167,5 @@ _silu_multiply = operator("silu_multiply", _gate, _gate_setup)
 
 
 def silu_multiply(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, both of one shape (up to 4 dimensions) and dtype -> contiguous. Gradients: of both."""
+    """silu(gate) * up -> contiguous. Both have one shape (up to 4 dimensions) and dtype. Gradients: of both."""
     return _silu_multiply(gate, up)

@@ -1,4 +1,4 @@
-"""Which keys to read: the most probable, and pages by bounds of their scores. They choose, so they have no gradient."""
+"""Choosing keys: the most probable ones, and pages by bounds of their scores. Choices have no gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
 
 
 class TopK(NamedTuple):
-    index: Tensor  #: [S, K, k] int32, falling probability, ties to the lower position; -1 where ext_len < k
+    index: Tensor  #: [S, K, k] int32, falling probability, ties to the lower position; -1 if ext_len < k
     probability: Tensor  #: [S, K, k] float32, 0 where index is -1
 
 
@@ -27,7 +27,7 @@ class TokenTopK(NamedTuple):
 
 class PageBounds(NamedTuple):
     max: Tensor  #: [S, K, P, D] dtype of the keys: the largest value of each channel; 0 in pages after ext_len
-    min: Tensor  #: [S, K, P, D]: the least
+    min: Tensor  #: [S, K, P, D]: the smallest
 
 
 _block_topk = operator("block_topk")
@@ -39,8 +39,8 @@ def block_topk(
     """The k external keys with the largest mean softmax probability over the G * T queries of a KV head (MAGE, eqs.
     2-3).
 
-    q [S, H, T, D]; k_ext [S, K, N, D]; lse [S, H, T] float32: lse_external normalises over the prefix alone, the merged
-    lse over prefix and block. No gradient: results are as if detached.
+    q [S, H, T, D]; k_ext [S, K, N, D]; lse [S, H, T] float32: lse_external normalises over the prefix, the merged lse
+    over prefix and block. No gradient: results are as if detached.
     """
     return TopK(*_block_topk(q, k_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), lse, k, scale_of(q, scale)))
 
@@ -51,7 +51,7 @@ _token_topk = operator("token_topk")
 def token_topk(
     q: Tensor, k_ext: Tensor, lse: Tensor, k: int, *, ext_len: Tensor | int | None = None, scale: float | None = None,
 ) -> TokenTopK:
-    """:func:`block_topk` for each query token alone (mean over its G queries). No gradient either."""
+    """Like :func:`block_topk`, for each query token separately (mean over its G queries). No gradient."""
     return TokenTopK(*_token_topk(
         q, k_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), lse, k, scale_of(q, scale)))
 
@@ -80,6 +80,6 @@ _token_page_scores = operator("token_page_scores")
 
 
 def token_page_scores(q: Tensor, bounds: PageBounds, page_size: int, *, ext_len: Tensor | int | None = None) -> Tensor:
-    """:func:`page_scores` of each query token alone, [S, K, T, P]: the mean over its G queries. No gradient either."""
+    """Like :func:`page_scores`, for each query token separately, [S, K, T, P]: mean over its G queries. No gradient."""
     keys = bounds.max.shape[2] * page_size
     return _token_page_scores(q, bounds.max, bounds.min, lengths_of(ext_len, q.shape[0], keys), page_size)

@@ -1,5 +1,5 @@
-"""Recording a trace of somebody else's PyTorch model while their own loop decodes with it. :func:`record` is all
-that users see; torch is imported when it is called."""
+"""Records a trace of any PyTorch model while its own loop decodes with it. :func:`record` is the only public function;
+it imports torch when it is called."""
 
 from __future__ import annotations
 
@@ -51,37 +51,37 @@ def record(
 ) -> Recorder:
     """Records what ``model`` does within ``with blockscope.record(...) as run:`` as a trace at ``path``.
 
-    The model is called by your own loop, as always; no token changes. Attention is seen where the model calls
+    Your own loop calls the model as always, and no token changes. The recorder sees attention if the model calls
     ``scaled_dot_product_attention``, flash-attn's operators, flex attention, ``nn.MultiheadAttention``,
-    ``blockscope.ops.split_attention`` or transformers' eager attention, and where it writes out the products and the
-    softmax. Steps are seen by the model's inputs. What can't be inferred has to be stated
-    (:meth:`Recorder.begin_sequence`, :meth:`Recorder.step`, :meth:`Recorder.attention`), and an error says what.
+    ``blockscope.ops.split_attention`` or transformers' eager attention. It also sees attention that the model spells
+    out as products and a softmax. It infers steps from the model's inputs. If it can't infer something, an error says
+    what to state with :meth:`Recorder.begin_sequence`, :meth:`Recorder.step` or :meth:`Recorder.attention`.
 
-    level: ``trajectory``, ``summary``, ``sets``, ``outputs`` or ``full``; docs/trace_format.md says what each holds.
-    block_length: positions of a block. 1 for a model without masks, which is recorded token by token. None: of a
-        model whose decoder denoises a canvas, ``model.config.canvas_length``.
-    mask_token_id: None: of ``model.config`` or of the tokenizer; a model without one decodes token by token.
-    tokenizer: of transformers; gives the trace its vocabulary and texts.
-    gen_length: positions behind the prompt. None: known of a loop over the whole canvas; otherwise the trace's
-        frames grow by a block at a time.
-    bidirectional: whether a block sees what stands behind it. None: where one pass goes over more than a block.
-    logit_shift: 1: the logits of position p predict p + 1. None: 1 token by token, otherwise 0.
-    layers, heads, steps, blocks: the layers, query heads, denoising steps (from 1) and blocks (from 0) whose arrays
-        are kept; None: all. Of KV heads those that the kept query heads read.
-    batch_rows: the rows of each batch that are recorded; None: all. ``[0]``: the first branch alone where
-        classifier-free guidance runs both in one batch.
+    level: ``trajectory``, ``summary``, ``sets``, ``outputs`` or ``full``; docs/trace_format.md describes them.
+    block_length: positions of a block. 1 for a model without masks, which is recorded token by token. None: for a
+        model with a decoder that denoises a canvas, ``model.config.canvas_length``.
+    mask_token_id: None: from ``model.config`` or the tokenizer. A model without one decodes token by token.
+    tokenizer: a tokenizer of transformers, for the vocabulary and the texts of the trace.
+    gen_length: positions after the prompt. None: inferred for a loop over the whole canvas; for other loops, the
+        trace's frames grow by one block at a time.
+    bidirectional: whether a block sees the positions after it. None: yes if one pass goes over more than a block.
+    logit_shift: 1: the logits of position p predict position p + 1. None: 1 if decoding is token by token, else 0.
+    layers, heads, steps, blocks: keep arrays only of these layers, query heads, denoising steps (from 1) and blocks
+        (from 0); None: all. KV heads are those that the kept query heads read.
+    batch_rows: the rows of each batch to record; None: all. Use ``[0]`` for only the first branch of classifier-free
+        guidance that runs both branches in one batch.
     set_size, set_normaliser: k of the top-k sets, and ``prefix`` or ``prefix+block``.
-    array_type: ``bf16`` or ``f32``: of A_in, A_out and the queries in the file.
-    decoder_layers: the model's layers in order, such as ``model.model.layers``. None: the only ``ModuleList`` that is
-        as long as ``model.config.num_hidden_layers`` says; where there is none, or there are several, an error asks.
-    compiled: ``keep``: code behind ``torch.compile`` runs as it is, and attention within it ends the recording with
-        an error. ``eager``: while the recording is open, all of the process runs as if it weren't compiled
-        (``torch.compiler.set_stance``), which is seen; rounding, and with it a token, may differ from the compiled
-        loop's. ``run`` in the trace says so.
-    attention: ``observe``: the model computes its attention, the recorder computes it again in two parts. ``replace``:
-        where ``scaled_dot_product_attention`` is asked for plain attention on a CPU, the recorder computes it once
-        and hands the model both parts together, which takes less time than the model alone. Its last bits differ, so a
-        token can where two are nearly as likely; ``run`` in the trace says so.
+    array_type: ``bf16`` or ``f32``, the type of A_in, A_out and the queries in the file.
+    decoder_layers: the model's layers in order, such as ``model.model.layers``. None: the only ``ModuleList`` with
+        ``model.config.num_hidden_layers`` elements. If there is none, or several, an error asks for this argument.
+    compiled: ``keep``: code of ``torch.compile`` runs unchanged, and attention in it ends the recording with an error.
+        ``eager``: while the recording is open, the whole process runs without compilation
+        (``torch.compiler.set_stance``), so attention is seen. Its rounding differs from the compiled loop's, so a
+        token may differ. ``run`` in the trace says so.
+    attention: ``observe``: the model computes its attention, and the recorder computes it again in two parts.
+        ``replace``: for plain ``scaled_dot_product_attention`` on a CPU, the recorder computes both parts once and
+        returns the merged result to the model, which is faster than the model alone. Its last bits differ, so a
+        near-tie may pick another token. ``run`` in the trace says so.
     force: replace an existing trace.
     """
     torch = _torch()

@@ -1,7 +1,7 @@
-"""Seeing a model's attention while it runs: a ``TorchFunctionMode`` sees ``scaled_dot_product_attention``, operators
+"""Observes a model's attention while it runs. A ``TorchFunctionMode`` sees ``scaled_dot_product_attention``, operators
 of flash-attn and ours (operators.py), flex attention (flex.py) and products around a softmax (spelled_out.py).
-Functions in transformers' attention interface see what it calls (interface.py), hooks what ``nn.MultiheadAttention``
-is called with (multihead.py). What the model gets back is what it would have got. Nothing is patched."""
+Functions in transformers' attention interface see its calls (interface.py). Hooks see the calls of
+``nn.MultiheadAttention`` (multihead.py). The model gets the same results as without recording. Nothing is patched."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_fu
               "matmul, softmax and matmul (or bmm, baddbmm, einsum; or exp and sum)")
 
 Watcher = Callable[[AttentionCall], None]
-Giver = Callable[[AttentionCall], "torch.Tensor | None"]  # the call's result, or None: its own function has to
+Giver = Callable[[AttentionCall], "torch.Tensor | None"]  # the call's result, or None: its own function must compute it
 _local = threading.local()
 
 
 def watchers() -> list[Watcher]:
-    """Of this thread."""
+    """The watchers of this thread."""
     if not hasattr(_local, "watchers"):
         _local.watchers = []
     return _local.watchers
@@ -52,7 +52,7 @@ _OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def _maker_of(function: Any) -> Maker | None:
-    """Asked of every operation of a forward pass, so it has to be cheap."""
+    """Called for every operation of a forward pass, so it must be cheap."""
     if function is _SDPA:
         return lambda function, result, args, kwargs: _of_sdpa(result, *args, **kwargs)
     if function is torch.nn.functional.multi_head_attention_forward:
@@ -79,7 +79,7 @@ class _Seer(TorchFunctionMode):
         self.hidden = False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.compiler.is_compiling():  # its graph must not hold us
+        if torch.compiler.is_compiling():  # its graph must not keep this object alive
             return function(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         if self._giver is not None and function is _SDPA and not self.hidden:
@@ -106,9 +106,9 @@ class _Seer(TorchFunctionMode):
 
 
 class Watch:
-    """Shows a watcher every attention call of this thread until end(), and where attention that is spelled out was
-    lost. A giver may compute scaled_dot_product_attention in the model's place. sequences, length: of the pass.
-    refuses: whether a call that isn't recorded is an error."""
+    """Reports every attention call of this thread to a watcher until end(), and where spelled-out attention was lost. A
+    giver may compute scaled_dot_product_attention instead of the model. sequences, length: those of the pass. refuses:
+    whether a call that can't be recorded is an error."""
 
     def __init__(self, watcher: Watcher, lost: Callable[[Lost], None], giver: Giver | None, sequences: int,
                  length: int, refuses: bool) -> None:
@@ -133,10 +133,10 @@ def _seers() -> list[_Seer]:
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Calls within are shown to nobody: somebody shows them as a whole."""
+    """Hides calls within the block, because they are reported as one call."""
     seers = [seer for seer in _seers() if not seer.hidden]
     stack = _get_current_function_mode_stack()
-    # Where nothing lies above them they are taken off, so that compiled code isn't compiled again for them.
+    # The modes are removed if they are the topmost ones, so that code isn't compiled again for them.
     off = bool(seers) and stack[-len(seers):] == seers
     for seer in reversed(seers):
         seer.hidden = True
@@ -152,13 +152,13 @@ def unseen() -> Iterator[None]:
 
 
 def watch_multihead(model: torch.nn.Module) -> list[Any]:
-    """Hooks with remove() that show what each ``nn.MultiheadAttention`` of the model computes. While the module runs
-    nobody looks: a mode would keep PyTorch from its fused kernel, whose last bits differ."""
+    """Hooks with remove() that report what each ``nn.MultiheadAttention`` of the model computes. No mode is active
+    while the module runs, because a mode would disable PyTorch's fused kernel and change the last bits."""
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         seers = [seer for seer in _seers() if not seer.hidden]
         if not seers or torch.compiler.is_compiling() or getattr(_local, "module", None) is not None:
-            return  # another recording's hooks may be there too
+            return  # another recording may have hooks, too
         _local.module, _local.hidden, _local.looking = module, unseen(), seers
         _local.hidden.__enter__()
 

@@ -1,5 +1,5 @@
-"""Which axes of attention each dimension of a tensor stands for, followed through views. Nothing is computed: names
-of axes move as the dimensions do."""
+"""Follows the axes of attention in each dimension of a tensor through views. Computes nothing: the names of axes move
+with the dimensions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-Dims = tuple[tuple[str, ...], ...]  # the axes that each dimension holds, outer ones first; those of size 1 are left out
+Dims = tuple[tuple[str, ...], ...]  # the axes in each dimension, outer ones first, without those of size 1
 
 IN_ORDER = frozenset(("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as",
                       "_unsafe_view"))
 PERMUTED = frozenset(("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "adjoint",
-                      "__get__"))  # the last is what Tensor.mT and Tensor.T are
+                      "__get__"))  # the last one is Tensor.mT and Tensor.T
 SAME = frozenset(("to", "type_as", "float", "half", "bfloat16", "double", "type", "contiguous", "clone", "detach"))
 
 
@@ -27,7 +27,7 @@ class Axes:
         self._parts: dict[str, tuple[str, str]] = {}
 
     def add(self, name: str, size: int) -> tuple[str, ...]:
-        """What a dimension holds that is this axis."""
+        """The parts of this axis in a dimension."""
         if size == 1:
             return ()
         self.sizes[name] = size
@@ -40,7 +40,7 @@ class Axes:
         return parts
 
     def leaves(self, held: tuple[str, ...]) -> tuple[str, ...]:
-        """The axes as they are split by now."""
+        """The axes with their current splits."""
         found: list[str] = []
         for axis in held:
             parts = self._parts.get(axis)
@@ -51,7 +51,7 @@ class Axes:
         return math.prod(self.sizes[axis] for axis in held)
 
     def reshaped(self, dims: Dims, shape: tuple[int, ...]) -> Dims | None:
-        """The same elements in another shape; None: an axis would be cut where it has no part."""
+        """The same elements in another shape; None if that would cut an axis in a wrong place."""
         rest = [axis for dim in dims for axis in self.leaves(dim)]
         found = []
         for size in shape:
@@ -118,7 +118,7 @@ def viewed(axes: Axes, dims: Dims, name: str, function: Any, rest: tuple[Any, ..
 @dataclass
 class _View:
     result: weakref.ref[torch.Tensor]
-    source: _View | None  # None: nothing is known of what it is a view of
+    source: _View | None  # None: the tensor that it is a view of is unknown
     source_shape: tuple[int, ...]
     shape: tuple[int, ...]
     function: Any
@@ -127,8 +127,8 @@ class _View:
 
 
 class Views:
-    """Remembers what is a view of what, so that a dimension that holds sequences and heads can be told apart. Told of
-    every view of a forward pass, so it only takes notes."""
+    """Remembers which tensor is a view of which, to separate sequences and heads in one dimension. It sees every view
+    of a forward pass, so it only takes notes."""
 
     def __init__(self) -> None:
         self._views: dict[int, _View] = {}

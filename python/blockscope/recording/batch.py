@@ -1,4 +1,4 @@
-"""The sequences that a loop decodes together: one, or some of the same positions. Knows no torch, as steps.py."""
+"""The sequences that a loop decodes together: one, or several at the same positions. Without torch, like steps.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENOUGH = 4  # tokens that a row of a canvas has from another row of the batch, a
 
 
 def refuse_order(slot: int, source: int) -> NoReturn:
-    """A row of the batch goes on from another one's tokens or keys."""
+    """A row of the batch continues another row's tokens or keys."""
     raise UsageError(
         f"sequence {slot} of the batch goes on where sequence {source} stood: the loop changed the batch's order "
         "between passes, as beam search does. A row of such a batch isn't one sequence. HINT: generate(..., "
@@ -21,7 +21,7 @@ def refuse_order(slot: int, source: int) -> NoReturn:
 
 
 def _reference(cache: Any) -> Any:
-    """Callable; gives the cache for as long as the loop has it. Tuples are made anew for each pass."""
+    """Callable that returns the cache while the loop keeps it. Tuples are new objects for each pass."""
     try:
         return weakref.ref(cache)
     except TypeError:
@@ -32,8 +32,8 @@ class Batch:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.sequences: list[Sequence] = []
-        self._next: dict | None = None  # what begin_sequence() said
-        self._cache = _reference(None)  # the last pass's
+        self._next: dict | None = None  # stated with begin_sequence()
+        self._cache = _reference(None)  # those of the last pass
         self._left: tuple[list[Sequence], Any] | None = None  # the sequences that these took over from, and their cache
 
     def state_next(self, prompt_length: int | None, gen_length: int | None, names: list[str]) -> None:
@@ -64,7 +64,7 @@ class Batch:
         self._next = None
 
     def _refuse_part_of_the_batch(self, given: PassInput) -> None:
-        """Loops may leave out the sequences that are done: those that are left are no new ones."""
+        """A loop may leave out finished sequences; the remaining ones are not new."""
         old = [one.prompt for one in self.sequences if one.begun]
         if given.start > 0 or any(prompt and ids[:len(prompt)] == prompt for prompt in old for ids in given.ids):
             raise UsageError(
@@ -72,7 +72,7 @@ class Batch:
                 "recorded. HINT: record them one at a time; if these are new sequences, run.begin_sequence() says so")
 
     def _refuse_return(self, given: PassInput) -> None:
-        """A loop that runs two sequences in turn would begin another one at each pass."""
+        """Refuses a loop that runs two sequences in turn, which would begin a new one at each pass."""
         if self._left is None:
             return
         sequences, cache = self._left
@@ -85,7 +85,7 @@ class Batch:
                              f"HINT: {ONE_SEQUENCE}")
 
     def _refuse_another_order(self, given: PassInput) -> None:
-        """Of passes over whole sequences the tokens tell it; of others the cache does (order.py)."""
+        """For passes over whole sequences, the tokens show it; for others, the cache does (order.py)."""
         if given.start > 0 or given.positions is not None or given.computed is not None:
             return
         enough = 1 if self.settings.autoregressive else ENOUGH
@@ -114,7 +114,7 @@ class Batch:
         stated = given.statement
         if has_masks or given.role == "decoder" or stated.block_start is not None or stated.kind is Kind.DENOISE:
             found = [one.locate(ids, given) for one, ids in zip(self.sequences, given.ids)]
-            # The loop is at the first block that any of its sequences has masks in.
+            # The loop is at the first block in which any of its sequences has masks.
             block_start = min((one for one in found if one is not None), default=None)
         if len({one.prompt_length for one in self.sequences}) > 1:
             raise UsageError("the sequences of a batch have prompts of different lengths, so they stand at different "

@@ -1,5 +1,5 @@
-"""What a loop's cache holds, and which positions a pass computes: where the model is handed the whole sequence and
-leaves rows out inside, the cache says it. Known for that: the caches of d2Cache."""
+"""The contents of a loop's cache, and the positions that a pass computes. If the model gets the whole sequence and
+skips rows inside, the cache says which. Supported for this: the caches of d2Cache."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Positions = list[list[int]]  # [S][R], rising, counted from the pass's first tok
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Of one layer; keys are computed at the rows of the queries."""
+    """Rows of one layer; keys are computed at the rows of the queries."""
 
-    query: Positions  # in the order of the call, which needn't rise
+    query: Positions  # in the order of the call, which may not be ascending
     value: Positions
 
     def positions(self, slot: int, start: int) -> tuple[list[int], list[int]]:
-        """Of a sequence, counted from its beginning."""
+        """Rows of a sequence, counted from its beginning."""
         return [start + row for row in self.query[slot]], [start + row for row in self.value[slot]]
 
 
 def tells_rows(cache: Any) -> bool:
-    """Whether the model is handed the whole sequence at each pass, and the cache says what is computed of it."""
+    """Whether the model gets the whole sequence at each pass, and the cache says which rows are computed."""
     return hasattr(cache, "active_q_mask")
 
 
 def selected_rows(cache: Any) -> Positions | None:
-    """Rows that all layers of the pass compute; asked within the pass or right behind it. None: all."""
+    """Rows that all layers of the pass compute; called during the pass or right after it. None: all."""
     mask = getattr(cache, "active_q_mask", None)
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
         return None
@@ -38,12 +38,12 @@ def selected_rows(cache: Any) -> Positions | None:
 
 
 def selects_by_layer(cache: Any) -> bool:
-    """Whether each layer of a pass chooses rows of its own (dLLM-Cache)."""
+    """Whether each layer of a pass chooses its own rows (dLLM-Cache)."""
     return hasattr(cache, "refresh_response")
 
 
 def layer_rows(cache: Any) -> LayerRows | None:
-    """Of the layer that attends now, where each chooses its own."""
+    """Rows of the layer that attends now, if each layer chooses its own."""
     index = getattr(cache, "_refresh_index", None)
     if not selects_by_layer(cache) or not isinstance(index, torch.Tensor):
         return None
@@ -54,7 +54,7 @@ def layer_rows(cache: Any) -> LayerRows | None:
 
 
 def cache_length(past: Any) -> int:
-    """Keys that a cache holds: of transformers' caches, or of tuples of keys and values by layer."""
+    """Number of keys in a cache: one of transformers' caches, or tuples of keys and values by layer."""
     if past is None:
         return 0
     if hasattr(past, "get_seq_length"):
@@ -67,7 +67,7 @@ def cache_length(past: Any) -> int:
 
 
 def stored_keys(cache: Any) -> torch.Tensor | None:
-    """[S, K, N, D] of the last layer that has any, in the same caches; None: not known."""
+    """Keys [S, K, N, D] of the last layer that has any, in the same caches; None: unknown."""
     layers = getattr(cache, "layers", cache)
     for layer in reversed(layers if isinstance(layers, (list, tuple)) else []):
         keys = layer[0] if isinstance(layer, (list, tuple)) and layer else getattr(layer, "keys", None)
@@ -77,7 +77,7 @@ def stored_keys(cache: Any) -> torch.Tensor | None:
 
 
 def ranges_of(positions: Iterable[int]) -> list[tuple[int, int]]:
-    """[begin, end) of positions in a row, rising."""
+    """[begin, end) of runs of consecutive ascending positions."""
     found: list[tuple[int, int]] = []
     for position in sorted(positions):
         if found and found[-1][1] == position:
@@ -88,6 +88,6 @@ def ranges_of(positions: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def valid_of(block: range, computed: list[int], by_layer: list[tuple[list[int], list[int]]]) -> list[int]:
-    """/steps/valid: 1 for each position of the block that some layer computed; none where all are."""
+    """/steps/valid: 1 for each position of the block that some layer computed; none if all are."""
     there = set(computed).union(*(query for query, _ in by_layer))
     return [] if there.issuperset(block) else [int(position in there) for position in block]

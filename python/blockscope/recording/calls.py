@@ -1,4 +1,4 @@
-"""What is seen of an attention call, whichever function it was."""
+"""An attention call as the recorder sees it, for any function."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class AttentionCall:
     v: torch.Tensor  # [S, K, N, D]
     mask: Any  # [S or 1, H or 1, T or 1, N], a tensor or flex.LazyMask: True where seen, or added to the scores
     causal: str  # "" , "top" or "bottom": which corner the triangle is aligned to
-    window: tuple[int, int]  # keys before and behind a query that it sees, -1: all
+    window: tuple[int, int]  # keys before and after a query that it sees; -1: all
     scale: float
     softcap: float
     dropout: float
     out: torch.Tensor | None  # [S, H, T, D]; None: not computed yet
-    score_mod: Any = None  # flex.ScoreMod: what becomes of the scaled scores before the mask
+    score_mod: Any = None  # flex.ScoreMod: changes the scaled scores before the mask
     confirm: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None  # where out isn't seen: what these queries,
     # keys and values make of the layer's result, and the result
     stated: bool = False  # by run.attention
@@ -41,7 +41,7 @@ def scale_of(q: torch.Tensor, scale: float | None) -> float:
 
 def stated_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None,
                 sequences: int) -> AttentionCall:
-    """What ``run.attention`` was given; UsageError where the shapes don't belong together."""
+    """The call stated with ``run.attention``. Raises UsageError if the shapes don't fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.dim() != 4 or x.shape[0] != sequences or not x.is_floating_point():
             found = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__

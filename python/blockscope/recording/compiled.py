@@ -1,5 +1,5 @@
-"""Code behind ``torch.compile``: no mode and no hook sees into it. It runs as it is, or, where users ask for that,
-as if it weren't compiled while a recording is open."""
+"""Code of ``torch.compile``. No mode and no hook can see into it. It runs unchanged, or without compilation while a
+recording is open, if the user asks for that."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _stance: Any = None
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """The model that torch.compile(model) was called with."""
+    """The original model of a torch.compile(model)."""
     return getattr(model, "_orig_mod", model)
 
 
 def run_eagerly() -> None:
-    """Sets PyTorch's stance, which the whole process shares, until as many run_as_compiled()."""
+    """Sets PyTorch's stance for the whole process, until run_as_compiled() was called as often."""
     global _users, _stance
     with _lock:
         if _users == 0:

@@ -1,4 +1,4 @@
-"""Where a decoding loop enters a model: the calls that are forward passes."""
+"""The calls of a model by which a decoding loop runs forward passes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ After = Callable[[Any], None]
 
 
 class Entrances:
-    """Of an ordinary model: its own call. Of one whose encoder fills the cache that its decoder reads, each call of
-    either is a pass; the decoder's ends with the model's own call around it, which makes the logits."""
+    """For an ordinary model, each of its calls is a pass. If an encoder fills the cache that a decoder reads, each call
+    of either is a pass. The decoder's pass ends with the call of the model around it, which computes the logits."""
 
     def __init__(self, model: torch.nn.Module, batch_rows: list[int] | None) -> None:
         self._model = model  # as it is called
@@ -51,7 +51,7 @@ class Entrances:
                 module.register_forward_hook(lambda _, args, output: after(output), always_call=True)]
 
     def _wrap(self, after: After) -> Any:
-        """Around the model's forward, as its own loop calls that directly, where no hook sees it."""
+        """Wraps the model's forward, because its own loop calls forward directly, which no hook sees."""
         own = self._model.forward
 
         @functools.wraps(own)
@@ -85,5 +85,5 @@ class _Replaced:
 
 
 def _nothing(output: Any) -> Any:
-    """Hidden states are no logits; None stays None: the part raised."""
+    """Hidden states are not logits. None stays None, because the part raised an error."""
     return None if output is None else ()

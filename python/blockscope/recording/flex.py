@@ -1,5 +1,5 @@
-"""Flex attention: its mask and its scores' modification are functions of indices. Both are evaluated for the block's
-rows alone, by PyTorch's own ``create_mask``."""
+"""Flex attention. Its mask and the modification of its scores are functions of indices. PyTorch's ``create_mask``
+evaluates both, only for the block's rows."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class KeyBlocks:
 
 
 class LazyMask:
-    """A BlockMask as far as geometry needs one: [S or 1, H or 1, T, N], True where seen, computed for the rows that
-    are asked for. Blocks that the BlockMask leaves out count as unseen, as they do for the kernel."""
+    """The parts of a BlockMask that geometry needs: [S or 1, H or 1, T, N], True where seen, computed only for the
+    requested rows. Blocks that the BlockMask leaves out count as unseen, as for the kernel."""
 
     dtype = torch.bool
 
@@ -43,7 +43,7 @@ class LazyMask:
         self._given, self._buffers = block_mask, buffers
         sequences, heads = block_mask.kv_num_blocks.shape[:2]
         self.shape = (sequences, heads, queries, keys)
-        # Layers that share it are known by this; both stay alive with the mask.
+        # Identifies layers that share it; both stay alive with the mask.
         self.identity = (block_mask.kv_num_blocks.data_ptr(), id(block_mask.mask_mod),
                          tuple(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in buffers), self.shape)
 
@@ -72,7 +72,7 @@ class LazyMask:
 
 
 class ScoreMod:
-    """What a score_mod does to the block's scores."""
+    """The effect of a score_mod on the block's scores."""
 
     def __init__(self, function: Callable[..., Any], buffers: tuple[Any, ...] = ()) -> None:
         self._function, self._buffers = function, buffers
@@ -98,7 +98,7 @@ class ScoreMod:
 
 
 def _changes_nothing(score_mod: Any) -> bool:
-    """Whether it gives back the scores: PyTorch's own for None, also after it was traced."""
+    """Whether it returns the scores unchanged: PyTorch's function for None, also after tracing."""
     if getattr(score_mod, "__module__", "") == "torch.nn.attention.flex_attention" and \
             getattr(score_mod, "__name__", "") == "_identity":
         return True

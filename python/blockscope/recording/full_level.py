@@ -1,5 +1,5 @@
-"""What level ``full`` adds to a row: hidden states, the block's keys and values, each token's own sets, and the keys
-and values that a pass stored, as /prefix of the format holds them."""
+"""The additional arrays of level ``full``: hidden states, the block's keys and values, each token's own sets, and the
+keys and values that a pass stored, for /prefix of the format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .steps import Kind, Pass, Sequence
 
 
 def arrays_of(layers: list[LayerAttention], slot: int, hidden: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Of a denoising row; hidden [L, B, hidden_size]."""
+    """Arrays of a denoising row; hidden [L, B, hidden_size]."""
     if hidden is None:
         raise UsageError("level full: the input of the layers can't be seen: their first argument isn't the hidden "
                          "states [S, T, hidden_size]. HINT: record(..., level=\"outputs\")")
@@ -26,16 +26,17 @@ def arrays_of(layers: list[LayerAttention], slot: int, hidden: torch.Tensor | No
 
 
 class StoredKeys:
-    """Which keys the rows of each sequence stored so far."""
+    """The keys that the rows of each sequence have stored so far."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # Positions [0, end) are stored. Those of a canvas aren't counted: they are stored again and again.
+        # Positions [0, end) are stored. Those of a canvas aren't counted, because they are stored repeatedly.
         self._end: weakref.WeakKeyDictionary[Sequence, int] = weakref.WeakKeyDictionary()
 
     def take(self, sequence: Sequence, one: Pass, running: RunningPass, layers: list[int],
              slot: int) -> tuple[int, int, dict[str, torch.Tensor]]:
-        """The first position that this pass's row stores, how many, and /prefix's arrays of them [N, L, K, D]."""
+        """The first position that this pass's row stores, the number of positions, and their /prefix arrays [N, L, K,
+        D]."""
         first, end = self._range(sequence, one)
         if first == end:
             return first, 0, {}

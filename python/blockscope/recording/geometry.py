@@ -1,4 +1,4 @@
-"""Where a block's queries and keys stand among those of an attention call."""
+"""The places of a block's queries and keys in an attention call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Biases:
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Where the block's rows are among those of a tensor."""
+    """The places of the block's rows in a tensor."""
 
     first: int  # in a row from here on, where index is None
     count: int  # B
@@ -56,14 +56,14 @@ class BlockRows:
     there: torch.Tensor | None = None  # [S, B]; None: all are
 
     def of(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """x with the block's rows along dim; those that aren't there hold any other."""
+        """x with the block's rows along dim; missing rows hold the values of any other row."""
         if self.index is None:
             return x.narrow(dim, self.first, self.count)
         sequence = torch.arange(len(self.index), device=x.device).unsqueeze(-1)
         return x.expand(len(self.index), *x.shape[1:]).movedim(dim, 1)[sequence, self.index].movedim(1, dim)
 
     def blank(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """x [S, ...] with NaN along dim where a row isn't there."""
+        """x [S, ...] with NaN along dim for missing rows."""
         if self.there is None:
             return x
         shape = [1] * x.dim()
@@ -76,7 +76,7 @@ class Geometry:
     given: PassInput
     rows: int  # B
     length: int  # T
-    end: int  # position behind the pass's last
+    end: int  # position after the pass's last one
     block_start: int
     canvas: int | None  # of a bidirectional model
 
@@ -103,7 +103,7 @@ class Geometry:
             "which. HINT: state them with run.step(positions=...) before the pass")
 
     def block_rows(self, count: int, device: torch.device) -> BlockRows:
-        """Of a tensor with `count` rows of the pass."""
+        """The block's rows in a tensor with `count` rows of the pass."""
         positions = self.positions(count)
         if positions is None:
             first = self.block_start - self.given.start
@@ -136,7 +136,7 @@ class Geometry:
         return KeyRanges([(0, begin)], (begin, begin + size), hidden, offset)
 
     def biases(self, call: AttentionCall, ranges: KeyRanges, rows: BlockRows) -> Biases:
-        """What of the call's mask the block's rows see."""
+        """The part of the call's mask for the block's rows."""
         keys = call.k.shape[2]
         if call.mask is None and not call.causal and call.window == (-1, -1):
             if ranges.hidden:
@@ -155,8 +155,8 @@ class Geometry:
 
     def _refuse_behind(self, count: int) -> None:
         raise UsageError(
-            f"the block at position {self.block_start} sees {count} keys behind it, so its attention isn't "
-            "block-causal. HINT: record(..., bidirectional=True) where every position sees the whole canvas")
+            f"the block at position {self.block_start} sees {count} keys after it, so its attention isn't "
+            "block-causal. HINT: record(..., bidirectional=True) if every position sees the whole canvas")
 
     def _bias(self, call: AttentionCall, keys: int, rows: BlockRows) -> torch.Tensor:
         """[S or 1, H or 1, B or 1, N] float32: 0 where seen, -inf where not, else what is added."""
@@ -167,7 +167,7 @@ class Geometry:
             if mask.shape[-2] not in (1, count) or mask.shape[-1] < keys:
                 raise UsageError(f"{call.function}: a mask of shape {list(mask.shape)} for {count} queries and "
                                  f"{keys} keys")
-            # Of one row too where it is the only one: flex attention's is computed by this.
+            # Also for a single row, because it computes flex attention's mask.
             mask = (rows.of(mask, 2) if mask.shape[-2] == count else mask)[..., :keys]
             if mask.dtype == torch.bool:
                 bias = torch.zeros(mask.shape, device=device).masked_fill_(~mask, -math.inf)

@@ -1,4 +1,4 @@
-"""Which heads of a model are recorded."""
+"""The heads of a model to record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .split import Part
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """Top-k sets are of all query heads that read a KV head, so that those are computed too and left out behind."""
+    """Top-k sets need all query heads of a KV head, so all of them are computed and the others are dropped later."""
 
     read: list[int] | None  # query heads that are computed; None: all
     kv: list[int] | None  # the KV heads that they read
@@ -32,14 +32,14 @@ class HeadChoice:
         return cls(read, kv, [read.index(head) for head in heads])
 
     def restrict(self, call: AttentionCall, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Leaves the others out of the call, and of its keys and values [S, K, N, D]."""
+        """Removes the other heads from the call, and from its keys and values [S, K, N, D]."""
         if self.read is None:
             return k, v
         call.q, call.out = call.q[:, self.read], None if call.out is None else call.out[:, self.read]
         return k[:, self.kv], v[:, self.kv]
 
     def biases(self, biases: Biases) -> Biases:
-        """Those of the heads that are computed."""
+        """The biases of the computed heads."""
         if self.read is None:
             return biases
         return Biases(*(bias if bias is None or bias.shape[1] == 1 else bias[:, self.read]

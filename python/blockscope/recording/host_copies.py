@@ -1,4 +1,4 @@
-"""Arrays of a row on their way to the file."""
+"""Copies the arrays of a row to the host, for the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class HostCopies:
-    """Arrays on their way to the host, in the file's types."""
+    """Arrays that are being copied to the host, in the file's types."""
 
     def __init__(self) -> None:
         self._arrays: list[tuple[str, torch.Tensor]] = []

@@ -1,6 +1,6 @@
-"""Seeing attention in transformers' attention interface. While a recording is open it has entries of ours for what
-no ``TorchFunctionMode`` sees as one call: eager attention, and flex attention, which transformers compiles. They
-call the model's own function and hand back what it gave."""
+"""Observes attention in transformers' attention interface. While a recording is open, the interface has our entries for
+attention that no ``TorchFunctionMode`` sees as one call: eager attention, and flex attention, which transformers
+compiles. They call the model's own function and return its result."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def _flex(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value
 
 
 _ENTRIES = {"eager": _eager, "flex_attention": _flex}
-_own: dict[str, Any] = {}  # what stood there before
+_own: dict[str, Any] = {}  # the previous entries
 _lock = threading.Lock()
 _users = 0
 
 
 def _interface() -> Any:
-    """Transformers' table of attention functions, where it is imported."""
+    """Transformers' table of attention functions, if transformers is imported."""
     return getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", None)
 
 
@@ -91,7 +91,7 @@ def watch_interface() -> None:
             before = interface.get("flex_attention")
             if before is not None and "flex_attention" not in _own:
                 _own["flex_attention"], interface["flex_attention"] = before, _flex
-            # Before transformers 5 nobody looks "eager" up. Somebody's own is theirs.
+            # Before transformers 5, "eager" is not looked up. An entry of the user stays.
             if hasattr(interface, "get_interface") and "eager" not in interface:
                 _own["eager"], interface["eager"] = None, _eager
         _users += 1

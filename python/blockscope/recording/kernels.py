@@ -1,5 +1,5 @@
-"""What a recording computes with, under one set of names. On a CPU these are the C++ operators that the runtime's own
-recorder calls, ``torch.ops.blockscope``. Elsewhere :mod:`.torch_operators` stands for them."""
+"""The operators of a recording, under one set of names. On a CPU, they are the C++ operators that the runtime's own
+recorder calls, ``torch.ops.blockscope``. On other devices, :mod:`.torch_operators` replaces them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @functools.cache
 def loaded() -> bool:
-    """Whether torch.ops.blockscope is there."""
+    """Whether torch.ops.blockscope is available."""
     try:
         from .. import ops  # noqa: F401
     except OperatorsUnavailable:
@@ -25,7 +25,7 @@ def loaded() -> bool:
 
 
 def require(model: torch.nn.Module) -> None:
-    """Throws where a recording can't compute the model's attention."""
+    """Raises an error if a recording can't compute the model's attention."""
     from .. import ops  # noqa: F401 - OperatorsUnavailable says what is missing
 
     devices = {parameter.device.type for parameter in model.parameters()}

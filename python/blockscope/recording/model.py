@@ -1,4 +1,4 @@
-"""What the recorder has to know of a model: where its layers are, its inputs by name, its vocabulary."""
+"""Facts about a model that the recorder needs: its layers, its inputs by name, its vocabulary."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ REPLACED = ("replace_position",)  # [S, L] bool: the positions of a cache whose 
 
 
 def model_within(model: torch.nn.Module) -> torch.nn.Module:
-    """The module whose calls are forward passes: the one inside, of a wrapper that hands on whatever it is given
-    (``forward(*args, **kwargs)``: DataParallel, DistributedDataParallel, somebody's own)."""
+    """The module whose calls are forward passes. For a wrapper that passes all arguments on (``forward(*args,
+    **kwargs)``: DataParallel, DistributedDataParallel, a user's own), this is the module inside."""
     for module in model.modules():
         if isinstance(module, torch.nn.DataParallel) and len(module.device_ids) > 1:
             raise UsageError(f"DataParallel splits each batch over {len(module.device_ids)} devices, and a recording "
@@ -42,7 +42,7 @@ def model_within(model: torch.nn.Module) -> torch.nn.Module:
             raise UsageError(f"{type(model).__name__}: hands on what it is given, and holds {len(fitting)} models ("
                              f"{', '.join(type(module).__name__ for module in fitting)}). HINT: record(...) the one "
                              "that the loop decodes with")
-        # With weights of its own it may be the head on top of a model that gives no logits.
+        # A module with its own weights may be the head of a model that returns no logits.
         if fitting and _weights_of(model) <= _weights_of(fitting[0]):
             return fitting[0]
     return model
@@ -85,15 +85,15 @@ def find_layers(model: torch.nn.Module, given: Any) -> list[tuple[str, torch.nn.
     if len(fitting) != 1:
         there = ", ".join(f"{names[module]} ({len(module)})" for module in lists) or "none"
         raise UsageError(
-            f"{type(model).__name__}: its layers can't be told: expected one ModuleList of {count} "
+            f"{type(model).__name__}: its layers can't be determined: expected one ModuleList of {count} "
             f"(model.config.{NUM_LAYERS[0]}), found {len(fitting)} among {there}. HINT: "
             "record(..., decoder_layers=model.model.layers)")
     return [(names[layer], layer) for layer in fitting[0]]
 
 
 def encoder_and_decoder(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module] | None:
-    """Of a model whose encoder fills a cache with what stands before the canvas that its decoder denoises
-    (transformers' DiffusionGemma); None: a model of one part."""
+    """The two parts of a model in which an encoder fills a cache with the text before the canvas, and a decoder
+    denoises the canvas (transformers' DiffusionGemma). None: a model of one part."""
     names = inspect.signature(model.forward).parameters
     inner = getattr(model, "model", model)
     parts = getattr(inner, "encoder", None), getattr(inner, "decoder", None)
@@ -147,7 +147,7 @@ class Inputs:
             rows = _rows_for_all(statement.positions, len(tokens))
             if len(rows[0]) == len(tokens[0]):
                 positions = rows
-            else:  # the loop hands over all tokens, the model computes some
+            else:  # the loop passes all tokens, but the model computes some
                 computed, start, placed = rows, 0, True
         elif tells_rows(past):
             start, placed = 0, True
@@ -201,7 +201,7 @@ def _replaced(flags: Any, tokens: list[list[int]]) -> list[list[int]] | None:
 
 
 def _refuse_rolled(past: Any) -> None:
-    """A static cache with a sliding window overwrites its oldest keys: they aren't in order of position."""
+    """A static cache with a sliding window overwrites its oldest keys, so they aren't in order of position."""
     windows = getattr(past, "is_sliding", None)
     if getattr(past, "is_compileable", False) is True and isinstance(windows, (list, tuple)) and any(windows):
         raise UsageError("a static cache with a sliding window isn't in order of position, so it isn't recorded. HINT: "
@@ -228,7 +228,7 @@ def _start_of(positions: Any, length: int) -> int | None:
 
 
 def logits_of(output: Any) -> torch.Tensor | None:
-    """[S, R, V] of what a forward pass returned."""
+    """The logits [S, R, V] in the result of a forward pass."""
     logits = getattr(output, "logits", None)
     if logits is None and isinstance(output, Mapping):
         logits = output.get("logits")

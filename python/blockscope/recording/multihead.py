@@ -1,4 +1,4 @@
-"""``torch.nn.MultiheadAttention``: its queries, keys and values come from its inputs and its weights once more."""
+"""``torch.nn.MultiheadAttention``: computes its queries, keys and values again from its inputs and weights."""
 
 from __future__ import annotations
 

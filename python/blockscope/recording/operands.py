@@ -1,5 +1,5 @@
-"""From a product of queries and keys and one with values to an attention call: which axes are sequences, heads, groups
-of query heads, rows and keys."""
+"""Turns a product of queries and keys and a product with values into an attention call: finds the axes of sequences,
+heads, groups of query heads, rows and keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """The operands of a product of queries and keys. Which is which is known with the softmax."""
+    """The operands of a product of queries and keys. The softmax shows which is which."""
 
     axes: Axes
     operands: tuple[Operand, Operand]
@@ -79,13 +79,13 @@ class Sides:
 
 def call_of(sides: Sides, keys: tuple[str, ...], values: Operand, out: Operand, masks: tuple[Mask, ...], views: Views,
             sequences: int, length: int) -> AttentionCall | str:
-    """The call, or why it can't be told. keys: the axis of the softmax; sequences, length: of the pass."""
+    """The call, or why it can't be determined. keys: the axis of the softmax. sequences, length: those of the pass."""
     axes, side = sides.axes, sides.of_keys(sides.axes.leaves(keys))
     q, k = sides.operands[1 - side], sides.operands[side]
     batch = _batch(axes, q, sides, (q, k, values), views, sequences)
     if isinstance(batch, str):
         return batch
-    # The order is that of the queries; a view of the scores may have split an axis since.
+    # The order is that of the queries. A later view of the scores may have split an axis.
     order = [axis for dim in q.dims for axis in axes.leaves(dim)]
     heads = tuple(axis for axis in order if axis in axes.leaves(_shared(sides, q)) and axis not in batch)
     rows = _rows(sides, 1 - side, heads, order, length)
@@ -124,7 +124,7 @@ def _batch(axes: Axes, q: Operand, sides: Sides, operands: tuple[Operand, ...], 
     if q.dims[0] and q.dims[0][0] not in shared and axes.sizes[q.dims[0][0]] == sequences:
         return "the keys of one sequence stand for all of them"
     whole = [axis for axis in shared if axes.sizes[axis] == sequences]
-    if whole:  # the first one, unless what it is a view of says otherwise
+    if whole:  # the first one, unless the tensor that it is a view of shows another one
         told = [(int(part), axis) for operand in operands for axis, (part, *more) in _origins(operand, views)
                 if axis in whole and not more and part.isdigit()] if len(whole) > 1 else []
         return axes.leaves((min(told)[1] if told else whole[0],))
@@ -133,11 +133,11 @@ def _batch(axes: Axes, q: Operand, sides: Sides, operands: tuple[Operand, ...], 
         return f"no dimension holds the {sequences} sequences of the pass"
     return _unpacked(axes, packed, operands, views, sequences) or (
         f"one dimension holds {sequences} sequences and {axes.sizes[packed] // sequences} heads, and which is the "
-        "outer one can't be told")
+        "outer one can't be determined")
 
 
 def _origins(operand: Operand, views: Views) -> list[tuple[str, tuple[str, ...]]]:
-    """Of each axis that is a dimension, the parts of it in the tensor that the operand is a view of."""
+    """For each axis that is a dimension, its parts in the tensor that the operand is a view of."""
     before = Axes()
     origin = views.origin(operand.tensor, before)
     return [(held[0], before.leaves(parts)) for held, parts in zip(operand.dims, origin or ()) if held and parts]
@@ -145,14 +145,14 @@ def _origins(operand: Operand, views: Views) -> list[tuple[str, tuple[str, ...]]
 
 def _unpacked(axes: Axes, axis: str, operands: tuple[Operand, ...], views: Views,
               sequences: int) -> tuple[str, ...] | None:
-    """By what an operand is a view of, else by how the model has viewed the scores."""
+    """Determined by the tensor that an operand is a view of, else by views of the scores."""
     for operand in operands:
         before = Axes()
         origin = views.origin(operand.tensor, before)
         if origin is None or (axis,) not in operand.dims:
             continue
         parts = before.leaves(origin[operand.dims.index((axis,))])
-        # Sequences are a dimension of their own where heads may still be channels.
+        # Sequences are a separate dimension even where heads may still be channels.
         whole = [part for part in parts if part.isdigit() and before.sizes[part] == sequences]
         if len(parts) > 1 and whole:
             split = axes.reshaped(((axis,),), tuple(before.sizes[part] for part in parts))
@@ -177,7 +177,7 @@ def _rows(sides: Sides, side: int, heads: tuple[str, ...], order: list[str],
     others = [axis for axis in candidates if axis not in behind]
     if len(behind) == 1 and len(others) == 1:  # query heads come after their KV head
         return others[0],
-    return "which dimension holds the rows of the queries can't be told"
+    return "which dimension holds the rows of the queries can't be determined"
 
 
 def _together(masks: tuple[Mask, ...], arranged: list[torch.Tensor], keys: int) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
 """Attention calls of operators: flash-attn 2 and 3, under their own names or those of the kernels hub,
-``torch.nn.attention.varlen``, and ``blockscope.ops.split_attention``. Arguments are told by the names that the
-operator's schema gives them."""
+``torch.nn.attention.varlen``, and ``blockscope.ops.split_attention``. Arguments are identified by their names in the
+operator's schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ..errors import UsageError
 from .calls import AttentionCall, Maker, scale_of
 
-# What would change which keys a query sees, or what they are.
+# Arguments that would change the keys that a query sees, or their values.
 _REFUSED = {
     "alibi_slopes": "ALiBi slopes", "block_table": "paged caches", "page_table": "paged caches",
     "leftpad_k": "padding on the left", "seqused_q": "sequences shorter than their rows",
@@ -25,7 +25,7 @@ _FLASH = ("_flash_attn_forward", "_flash_attn_varlen_forward", "fwd", "varlen_fw
 
 
 def maker_of(name: str) -> Maker | None:
-    """Of an operator by its qualified name, such as ``flash_attn::_flash_attn_forward``."""
+    """The call of an operator with a qualified name, such as ``flash_attn::_flash_attn_forward``."""
     space, _, operator = name.partition("::")
     if operator in _FLASH and "flash_attn" in space:  # the hub's are called _flash_attn2_<digest>
         return _of_flash
@@ -40,7 +40,7 @@ def _bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
 
 
 def _rows(x: torch.Tensor, cumulative: torch.Tensor | None, longest: int | None, name: str) -> torch.Tensor:
-    """[S, T, H, D] of rows that may be packed one sequence behind the other."""
+    """[S, T, H, D] from rows that may be packed, one sequence after the other."""
     if cumulative is None:
         return x
     sequences = cumulative.numel() - 1

@@ -1,5 +1,5 @@
-"""Whether the sequences of a batch keep their order in the cache. Beam search, and loops that select rows of a cache by
-hand, change it between passes, and no input of the model tells."""
+"""Checks that the sequences of a batch keep their order in the cache. Beam search, and loops that select rows of a
+cache themselves, change the order between passes, and no input of the model shows it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .steps import PassInput
 
 @dataclass(frozen=True)
 class _Keys:
-    """Of the last layer that attended: [S, K, N, D], of positions [offset, offset + N)."""
+    """Keys of the last layer that attended: [S, K, N, D], for positions [offset, offset + N)."""
 
     values: torch.Tensor
     offset: int
 
 
 class BatchOrder:
-    """Compares the keys that a pass reads and did not compute with those that the pass before it read: a row that
-    holds another row's keys instead of its own was put there."""
+    """Compares the keys that a pass reads but did not compute with those that the previous pass read. A row with
+    another row's keys was moved by the loop."""
 
     def __init__(self) -> None:
         self._last: _Keys | None = None
@@ -42,7 +42,7 @@ class BatchOrder:
             return
         if now is None or last is None:
             raise UsageError(
-                f"the keys of a batch of {given.batch} sequences can't be seen, so nothing tells whether the loop "
+                f"the keys of a batch of {given.batch} sequences can't be seen, so nothing shows whether the loop "
                 "keeps their order (beam search doesn't). HINT: decode one sequence at a time. If the code is "
                 "compiled, record(..., compiled=\"eager\")")
         self._last = now

@@ -1,4 +1,4 @@
-"""One forward pass while it runs: what is kept of its layers."""
+"""One running forward pass: the values kept from its layers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .torch_operators import scaled_scores
 from .trails import Lost
 
 
-_TWICE = ("called more than once in a layer and pass, so which call attends to the sequence's own keys can't be told. "
-          "HINT: say it with run.attention(layer, q, k, v) before the layer's own calls")
+_TWICE = ("called more than once in a layer and pass, so the call that attends to the sequence's own keys can't be "
+          "determined. HINT: state it with run.attention(layer, q, k, v) before the layer's own calls")
 
 
 class RunningPass:
@@ -63,7 +63,7 @@ class RunningPass:
         begun = time.perf_counter_ns()
         hidden = self.given.own(hidden)
         rows = self._rows_of(hidden.shape[1], hidden.device, by_layer=False)
-        # A copy: what comes behind may add to it in place.
+        # A copy, because later code may add to it in place.
         self.hidden[layer] = rows.blank(rows.of(hidden.detach(), 1).clone(), 1)
         self.own_ns += time.perf_counter_ns() - begun
 
@@ -100,7 +100,7 @@ class RunningPass:
             external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2))
 
     def state(self, layer: int) -> None:
-        """The loop is about to state this layer's attention: what was seen of it no longer counts."""
+        """The loop is about to state this layer's attention, so earlier observations of it no longer count."""
         if layer in self.stated:
             raise UsageError(f"run.attention: layer {layer}: stated twice in one pass. HINT: state all of its heads "
                              "and keys in one call")
@@ -109,8 +109,8 @@ class RunningPass:
         self.stored.pop(layer, None)
 
     def give_attention(self, call: AttentionCall, name: str, shapes: LayerShapes) -> torch.Tensor | None:
-        """What the call has to give, computed once for the model and for the recording; None where more than plain
-        attention over the prefix and the whole block is asked for."""
+        """The result of the call, computed once for the model and the recording. None if the call is more than plain
+        attention over the prefix and the whole block."""
         settings, where = self.settings, f"{name}: {call.function}"
         if (self.layer in self.attention or call.dropout > 0 or call.q.shape[2] != settings.block_length
                 or self.given.length != settings.block_length or settings.heads is not None
@@ -135,7 +135,7 @@ class RunningPass:
                              "record(..., level=\"outputs\")")
 
     def take_keys(self, call: AttentionCall, name: str, shapes: LayerShapes, canvas: int | None) -> None:
-        """Of a pass that denoises nothing: what it stored."""
+        """Keeps what a pass without denoising stored."""
         where = f"{name}: {call.function}"
         if self.layer in self.stored:
             raise UsageError(f"{where}: {_TWICE}")
@@ -144,7 +144,7 @@ class RunningPass:
 
     def _computed(self, k: torch.Tensor, v: torch.Tensor, canvas: int | None,
                   where: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the pass's own positions: the last ones, or in their places among those of a canvas."""
+        """Keys and values of the pass's own positions: the last ones, or at their places in a canvas."""
         if self.given.positions is not None:
             raise UsageError(f"{where}: level full: a pass over scattered positions isn't recorded at it. HINT: "
                              "record(..., level=\"outputs\")")
@@ -152,11 +152,11 @@ class RunningPass:
         first = self.given.start if keys == canvas else keys - length
         if first < 0 or first + length > keys:
             raise UsageError(f"{where}: {keys} keys in a pass over {length} positions from {self.given.start}, so its "
-                             "own can't be told. HINT: record(..., level=\"outputs\")")
+                             "own can't be determined. HINT: record(..., level=\"outputs\")")
         return k.narrow(2, first, length), v.narrow(2, first, length)
 
     def _rows_of(self, count: int, device: torch.device, by_layer: bool) -> BlockRows:
-        """Where the block is among the `count` rows of a tensor."""
+        """The place of the block among the `count` rows of a tensor."""
         chosen = layer_rows(self.given.cache) if by_layer else None
         if chosen is not None:
             self.by_layer[self.layer] = chosen
@@ -168,7 +168,7 @@ class RunningPass:
         return found
 
     def take_computed(self, layers: list[int]) -> None:
-        """At the pass's end: which positions it computed, as far as the loop's cache tells."""
+        """At the end of the pass: the positions that it computed, if the loop's cache shows them."""
         selected = selected_rows(self.given.cache)
         if selected is not None and self.given.computed is None:
             self.computed = [[self.given.start + row for row in rows] for rows in selected]
@@ -228,7 +228,7 @@ class RunningPass:
         call.mask = own(mask) if isinstance(mask, torch.Tensor) else mask
 
     def _masks_of(self, call: AttentionCall, rows: BlockRows) -> tuple[KeyRanges, Biases]:
-        """Layers share a mask: it is looked at once a pass."""
+        """Layers share a mask, so it is checked once per pass."""
         keys, mask = call.k.shape[2], call.mask
         identity = mask if mask is None else getattr(mask, "identity", None) or (
             mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
@@ -236,7 +236,7 @@ class RunningPass:
         known = self._biases.get(key)
         if known is None:
             ranges = self.geometry.key_ranges(keys)
-            # The mask and the rows: so that their addresses stay their own.
+            # Keeps the mask and the rows alive, so that their addresses stay unique.
             known = (mask, ranges, self.geometry.biases(call, ranges, rows), rows)
             self._biases[key] = known
         return known[1], known[2]
@@ -259,7 +259,7 @@ class RunningPass:
             "with level=\"trajectory\"")
 
     def _trails(self, missing: list[int], layers: list[tuple[str, torch.nn.Module]]) -> str:
-        """Where attention that is spelled out was lost: in the first layer that has some, as far as it was followed."""
+        """Where spelled-out attention was lost: in the first layer that has some, with the end of the trail."""
         layer = next((index for index in missing if index in self.lost), None)
         if layer is None:
             return ""
@@ -270,7 +270,7 @@ class RunningPass:
 
 
 def _compare(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:
-    """Whether both parts together are what the model got."""
+    """Whether the merged parts equal what the model got."""
     most = 2e-3 if used.dtype in (torch.float32, torch.float64) else 5e-2
     used = used.float()
     difference = ((merged - used).abs().max() / used.abs().max().clamp_min(1e-30)).item()

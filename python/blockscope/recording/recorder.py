@@ -1,5 +1,5 @@
-"""The recorder: hooks on a model and its layers turn what a decoding loop does into rows of a trace. It observes and
-never steers. A row is written after the next pass, whose input says what the row's pass decided."""
+"""The recorder: hooks on a model and its layers turn the passes of a decoding loop into rows of a trace. It only
+observes. A row is written after the next pass, because that pass's input shows what the row's pass decided."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from .trails import Lost
 
 
 class Recorder:
-    """What ``with blockscope.record(...) as run`` gives. The loop needs none of its methods where the model's inputs
-    tell everything."""
+    """The ``run`` of ``with blockscope.record(...) as run``. The loop needs none of its methods if the model's inputs
+    show everything."""
 
     def __init__(self, model: torch.nn.Module, path: bytes, settings: Settings, *, tokenizer: Any,
                  decoder_layers: Any, force: bool) -> None:
@@ -62,7 +62,7 @@ class Recorder:
         self._statement = Statement()
         self._shift = ShiftCheck(settings)
         self._running: RunningPass | None = None
-        self._changes: list[Change] = []  # what the running pass's input says that the one before it decided
+        self._changes: list[Change] = []  # the decisions of the previous pass, from the running pass's input
         self._watch: Watch | None = None
         self._thread = 0
         self._hooks: list[Any] = []
@@ -84,7 +84,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         if self._hooks:
             raise UsageError("the recording is open already")
-        _core.check_trace_target(self._path, True)  # whether somebody writes it, which is no matter of `force`
+        _core.check_trace_target(self._path, True)  # refuses a trace that is being written, even with `force`
         self._refuse_existing()
         if self._looks_inside:
             watch_interface()
@@ -99,7 +99,7 @@ class Recorder:
         return self
 
     def _guard(self) -> list[Any]:
-        """Without hooks on layers nothing would show that the loop calls ``model.forward``, past those on the model."""
+        """Hooks on layers show that the loop calls ``model.forward`` directly, which skips the hooks on the model."""
         if getattr(self._model, "_compiled_call_impl", None) is not None or hasattr(self._model, "_orig_mod"):
             return []  # a hook would be compiled anew
         hooks = watch_multihead(uncompiled(self._model))  # a batch is watched at every level
@@ -135,7 +135,7 @@ class Recorder:
         except Exception as second:
             if error is None:
                 raise
-            note = f"blockscope: the trace couldn't be closed: {second}"  # the user's exception goes on
+            note = f"blockscope: the trace couldn't be closed: {second}"  # the user's exception continues
             if hasattr(error, "add_note"):
                 error.add_note(note)
             else:
@@ -145,14 +145,14 @@ class Recorder:
 
     def begin_sequence(self, *, prompt_length: int | None = None, gen_length: int | None = None,
                        name: str | SequenceOf[str] = "") -> None:
-        """Says that the next pass begins a sequence (or a batch of them), and what its inputs don't: how many tokens
-        its prompt has, how many positions follow, its name."""
+        """States that the next pass begins a sequence (or a batch of them). Also states what its inputs don't show: the
+        number of prompt tokens, the number of positions after them, and the name."""
         names = [name] if isinstance(name, str) else list(name)
         self._batch.state_next(prompt_length, gen_length, names if names != [""] else [])
 
     def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
-        """Ends the sequences that are decoded now. ids [L] or [S, L]: their tokens from the first position on, with
-        those that the last pass decided, which were never an input. reason: ``length``, ``stop``."""
+        """Ends the current sequences. ids [L] or [S, L]: their tokens from the first position on, including those that
+        the last pass decided, which were never an input. reason: ``length`` or ``stop``."""
         if ids is not None:
             ids = ids.tolist() if hasattr(ids, "tolist") else [list(row) if not isinstance(row, int) else row
                                                                for row in ids]
@@ -165,27 +165,27 @@ class Recorder:
 
     def step(self, *, start: int | None = None, positions: Any = None, block_start: int | None = None,
              kind: str | None = None) -> None:
-        """States of the next pass what its inputs don't tell: the position of its first token, or those of all its
-        tokens, the position of the block's first token, and whether it is a ``prefill``, ``denoise`` or ``commit``.
+        """States what the inputs of the next pass don't show: the position of its first token, or those of all its
+        tokens; the position of the block's first token; and whether it is a ``prefill``, ``denoise`` or ``commit``.
 
-        positions: rising, [R] or [S, R]. As many as the pass has tokens: where they stand. Fewer: those that the
-        model computes, where it is handed the whole sequence and leaves rows out inside."""
+        positions: ascending, [R] or [S, R]. As many as the pass has tokens: their positions. Fewer: the positions that
+        the model computes, if it gets the whole sequence and skips rows inside."""
         kinds = {"prefill": Kind.PREFILL, "denoise": Kind.DENOISE, "commit": Kind.COMMIT}
         if kind is not None and kind not in kinds:
             raise UsageError(f"kind: expected {', '.join(kinds)}, got {kind!r}")
         if start is not None and positions is not None:
-            raise UsageError("run.step: either start or positions")
+            raise UsageError("run.step: expected either start or positions, got both")
         self._statement = Statement(start, block_start, kinds[kind] if kind else None, _rising(positions))
 
     def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
                   mask: torch.Tensor | None = None, scale: float | None = None) -> None:
-        """States the attention of a layer where the recorder can't see it. Call it while the layer runs. In this pass
-        the recorder then ignores what the layer itself calls. Outside a recorded pass the call does nothing.
+        """States the attention of a layer that the recorder can't see. Call it while the layer runs. In this pass, the
+        recorder then ignores the layer's own calls. Outside a recorded pass, the call does nothing.
 
-        layer: its number among the decoder layers, from 0. q [S, H, T, D]: of the pass's tokens. k, v [S, K, N, D]: the
-        pass's own keys included; query head h reads KV head h // (H / K). mask and scale are those of
-        ``scaled_dot_product_attention``. mask: True where a key is seen, or added to the scores. scale: None is
-        D ** -0.5."""
+        layer: its number among the decoder layers, from 0. q [S, H, T, D]: queries of the pass's tokens. k, v [S, K, N,
+        D]: including the pass's own keys; query head h reads KV head h // (H / K). mask and scale are those of
+        ``scaled_dot_product_attention``. mask: True where a key is seen, or a tensor that is added to the scores.
+        scale: None is D ** -0.5."""
         running = self._running
         if torch.compiler.is_compiling() or running is None or self._watch is None or self._idle():
             return
@@ -202,7 +202,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Passes within are no part of the recording."""
+        """Passes within the ``with`` block are not recorded."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -211,16 +211,16 @@ class Recorder:
 
     @property
     def path(self) -> str:
-        """The trace's name; ``.partial`` stands behind it until the recording ends."""
+        """The name of the trace. Until the recording ends, the file has ``.partial`` at the end of its name."""
         return os.fsdecode(self._path)
 
     @property
     def rows(self) -> int:
-        """Rows handed to the writer so far."""
+        """Number of rows passed to the writer so far."""
         return self._rows.num_rows
 
     def commit(self) -> None:
-        """Waits until the rows so far survive ``kill -9``."""
+        """Waits until all rows so far are safe from ``kill -9``."""
         self._rows.commit()
 
     # --- hooks --------------------------------------------------------------------------------------------------------
@@ -264,11 +264,11 @@ class Recorder:
                                 given.batch, given.length, refuses=self._looks_inside)
 
     def _records(self, running: RunningPass) -> bool:
-        """At level full the keys of every pass are recorded."""
+        """At level full, the keys of every pass are recorded."""
         return self._looks_inside and (running.denoises or self._settings.at_least("full"))
 
     def _watches(self, running: RunningPass) -> bool:
-        """The keys of a batch tell its order."""
+        """The keys of a batch show its order."""
         asks_shape = not self._looks_inside and running.denoises and self._shape is None
         return self._records(running) or running.given.batch > 1 or asks_shape
 
@@ -323,7 +323,7 @@ class Recorder:
         running.own_ns += time.perf_counter_ns() - begun
 
     def _give(self, call: AttentionCall) -> torch.Tensor | None:
-        """After a layer's own function gave what its parts give, both together."""
+        """The merged parts, for a layer whose own function was already found to equal them."""
         running = self._running
         if running is None or not running.denoises or running.layer not in self._checked - running.stated:
             return None
@@ -339,7 +339,7 @@ class Recorder:
         running = None if torch.compiler.is_compiling() else self._running
         if running is None or self._idle() or self._thread != threading.get_ident():
             return
-        if output is None:  # the model raised: the loop may go on, the pass is lost
+        if output is None:  # the model raised an error: the pass is lost, but the loop may go on
             self._abandon()
             return
         self._end_watch()
@@ -365,7 +365,7 @@ class Recorder:
             self._watch = None
 
     def _abandon(self) -> None:
-        """The running pass won't end. Its input told what the one before it decided; but where the keys of a batch
+        """Handles a pass that won't end. Its input showed what the previous pass decided. But if the keys of a batch
         are kept, only the end of the pass shows whether its order changed."""
         self._end_watch()
         running, self._running = self._running, None
@@ -375,12 +375,12 @@ class Recorder:
 
 
 def _rising(positions: Any) -> list[list[int]] | None:
-    """[S or 1, R] of what run.step() was given."""
+    """The positions given to run.step() as [S or 1, R]."""
     if positions is None:
         return None
     rows = positions.tolist() if hasattr(positions, "tolist") else list(positions)
     rows = [list(row) for row in rows] if rows and hasattr(rows[0], "__len__") else [rows]
     for row in rows:
         if not row or len(row) != len(rows[0]) or row[0] < 0 or any(b <= a for a, b in zip(row, row[1:])):
-            raise UsageError("run.step: positions: expected rising positions, as many for each sequence")
+            raise UsageError("run.step: positions: expected ascending positions, the same number for each sequence")
     return rows

@@ -1,5 +1,5 @@
-"""Rows of the trace: what a pass gave, until the next pass's input tells what it decided; then they go to the
-writer's thread."""
+"""Rows of the trace. A row waits until the next pass's input shows what its pass decided. Then it goes to the writer's
+thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNDECIDED = -1  # step of a mask
 
 @dataclass
 class WaitingRow:
-    """Of one sequence; written when it is known what the pass decided."""
+    """A row of one sequence, written when the decisions of its pass are known."""
 
     number: int
     one: Pass
@@ -71,7 +71,7 @@ class RowWriter:
     # --- the file -----------------------------------------------------------------------------------------------------
 
     def open(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None, shape: LayerShape) -> None:
-        """Makes the file, and begins the batch's sequences in it, at their first denoising pass."""
+        """Creates the file at the first denoising pass, and begins the batch's sequences in it."""
         if self._traced or not running.denoises:
             return
         sequences = batch.sequences
@@ -133,7 +133,7 @@ class RowWriter:
 
     def collect(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None, histories: list[History],
                 first_predictions: list[tuple[tuple[int, int], Predictions | None]]) -> None:
-        """Takes over what the pass gave."""
+        """Takes the results of the pass."""
         count = len(running.passes)
         del histories[count:], first_predictions[count:]
         rows = []
@@ -162,8 +162,8 @@ class RowWriter:
 
     def _predictions(self, one: Pass, computed: list[int] | None, given: PassInput,
                      logits: torch.Tensor) -> Predictions | None:
-        """Of the rows whose predictions somebody may ask for: the block's, and the position behind a pass whose
-        logits are shifted."""
+        """Logits of the rows with predictions that may be needed: those of the block, and the position after the pass
+        if the logits are shifted."""
         shift = self._settings.logit_shift
         there = None if computed is None else [position + shift for position in computed]
         if given.positions is not None:  # a row for each position, wherever they stand
@@ -171,7 +171,7 @@ class RowWriter:
                 return None
             rows = gathered(logits, there, one.block_start, self._settings.block_length)
             return self._spare.predictions(rows, one.block_start, there)
-        first = one.start + one.length - logits.shape[0] + shift  # some models give the last rows alone
+        first = one.start + one.length - logits.shape[0] + shift  # some models return only the last rows
         if one.kind is Kind.DENOISE:
             begin = one.block_start + (shift if self._settings.autoregressive else 0)
             end = begin + self._settings.block_length
@@ -251,7 +251,7 @@ class RowWriter:
     # --- what was decided ---------------------------------------------------------------------------------------------
 
     def decided(self, changes: list[Change]) -> None:
-        """The next pass's input: `changes` are what the last pass decided."""
+        """Handles the next pass's input: `changes` are the decisions of the last pass."""
         if self._waiting:
             for row, change in zip(self._waiting[-1], changes):
                 row.change = change
@@ -259,7 +259,7 @@ class RowWriter:
             self._write()
 
     def _write(self) -> None:
-        waiting, self._waiting = self._waiting, []  # where one fails, those after it lack what it would have told
+        waiting, self._waiting = self._waiting, []  # if one fails, the later ones lack its information
         for rows in waiting:
             for row, traced in zip(rows, self._traced):
                 self._write_row(row, traced)
@@ -332,7 +332,7 @@ class RowWriter:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def end(self, batch: Batch, ids: list[list[int]] | None, reason: str) -> None:
-        """Ends the sequences of the batch; ids [S, L]: their tokens, where they are stated."""
+        """Ends the sequences of the batch. ids [S, L]: their tokens, if they are stated."""
         if not self._traced:
             self._waiting = []
             return
@@ -372,7 +372,7 @@ class RowWriter:
         self._writer.finish()
 
     def suspend(self) -> None:
-        """Closes the file as unfinished, with every row that is known."""
+        """Closes the file as unfinished, with all known rows."""
         if self._writer is None:
             return
         if self._traced:
@@ -380,7 +380,7 @@ class RowWriter:
         self._writer.suspend()
 
     def release(self) -> None:
-        """Whatever happened: the file belongs to nobody any more. Somebody may keep the exception, and with it us."""
+        """Always releases the file, because a kept exception may keep this object alive."""
         self._writer, self._traced, self._waiting = None, [], []
 
     def commit(self) -> None:

@@ -1,4 +1,4 @@
-"""What a recording is to hold, settled before its first pass."""
+"""The settings of a recording, fixed before its first pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATTENTION = ("observe", "replace")
 
 
 def config_value(model: Any, *names: str) -> Any:
-    """The first of these that the model's configuration has and that isn't None; None where layers differ in it."""
+    """The first of these that the model's configuration has and that isn't None. None if layers differ in it."""
     config = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for name in names:
@@ -62,7 +62,7 @@ class Settings:
     compiled: str
     attention: str
     canvas: bool = False  # a decoder denoises a canvas without masks
-    sources: dict[str, str] = field(default_factory=dict)  # where a value that wasn't given is from
+    sources: dict[str, str] = field(default_factory=dict)  # sources of values that were not given
 
     @property
     def autoregressive(self) -> bool:

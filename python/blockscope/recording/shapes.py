@@ -1,5 +1,5 @@
-"""Heads and channels of the layers' attention, as its calls show them. A configuration need not name the KV heads, and
-can name those of other layers."""
+"""Heads and channels of the layers' attention, from its calls. A configuration may not have the number of KV heads, or
+may have that of other layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LayerShape:
 
 
 def configured_shape(model: torch.nn.Module) -> LayerShape | None:
-    """None where the model's configuration leaves something open."""
+    """None if the model's configuration leaves something open."""
     heads, kv_heads, channels = (config_value(model, *names) for names in (NUM_HEADS, NUM_KV_HEADS, ("head_dim",)))
     if heads is None or kv_heads is None or channels is None:
         return None
@@ -38,7 +38,7 @@ def configured_shape(model: torch.nn.Module) -> LayerShape | None:
 
 
 def assumed_shape(model: torch.nn.Module) -> LayerShape:
-    """Of a trace without arrays of the attention, where it was not seen either."""
+    """The shape for a trace without arrays of attention, if no attention was seen."""
     kv_heads = config_value(model, *NUM_KV_HEADS)
     heads = config_value(model, *NUM_HEADS) or kv_heads or 1
     channels = config_value(model, "head_dim") or (config_value(model, *HIDDEN_SIZE) or heads) // heads
@@ -46,7 +46,7 @@ def assumed_shape(model: torch.nn.Module) -> LayerShape:
 
 
 def unpacked(call: AttentionCall, length: int, where: str) -> AttentionCall:
-    """transformers hands over one token's query heads as the queries of its KV head. length: tokens of the pass."""
+    """transformers may pass one token's query heads as queries of its KV head. length: tokens of the pass."""
     sequences, kv_heads, group, dim = call.q.shape
     if group == 1 or length != 1:
         return call
@@ -61,7 +61,7 @@ def unpacked(call: AttentionCall, length: int, where: str) -> AttentionCall:
 
 
 def shape_of(call: AttentionCall, where: str) -> LayerShape:
-    """Where the call has as many keys' heads as query heads, its contents tell which are one KV head, repeated."""
+    """If the keys have as many heads as the queries, their contents show which heads are one repeated KV head."""
     heads, keys = call.q.shape[1], call.k.shape[1]
     if heads % keys != 0 or call.v.shape[1] != keys:
         raise UsageError(f"{where}: {heads} query heads over {keys} heads of keys and {call.v.shape[1]} of values. "
@@ -96,13 +96,13 @@ def _distinct(call: AttentionCall, where: str) -> int:
 
 
 class LayerShapes:
-    """By layer, from its first call on."""
+    """The shape of each layer, from its first call on."""
 
     def __init__(self) -> None:
         self._known: dict[int, LayerShape] = {}
 
     def own_heads(self, layer: int, call: AttentionCall, where: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [S, K, N, D] of the KV heads alone, where the model repeated them for its query heads."""
+        """Keys and values [S, K, N, D] of only the KV heads, if the model repeated them for its query heads."""
         known = self._known.get(layer)
         if known is None:
             known = self._known[layer] = shape_of(call, where)
@@ -116,7 +116,7 @@ class LayerShapes:
         return (call.k, call.v) if group == 1 else (call.k[:, ::group], call.v[:, ::group])
 
     def look(self, call: AttentionCall, length: int) -> None:
-        """Where no arrays are recorded: the shape of the first call that has one."""
+        """If no arrays are recorded: the shape of the first call that has one."""
         if not self._known:
             with contextlib.suppress(UsageError):
                 self._known[0] = shape_of(unpacked(call, length, call.function), call.function)
@@ -126,7 +126,7 @@ class LayerShapes:
         return next(iter(self._known.values()), None)
 
     def the_one(self, names: Sequence[str]) -> LayerShape | None:
-        """What all layers have that were seen; names: of the model's layers. None: none was."""
+        """The common shape of all layers that were seen; None if none was. names: names of the model's layers."""
         by_shape: dict[LayerShape, list[int]] = {}
         for layer, shape in sorted(self._known.items()):
             by_shape.setdefault(shape, []).append(layer)

@@ -1,5 +1,5 @@
-"""Whether the logits of position p predict p or p + 1 isn't among a model's inputs. What the first steps decide tells
-when it was stated wrongly, or not at all for a model that needs it (Dream)."""
+"""A model's inputs don't show whether the logits of position p predict p or p + 1. The decisions of the first steps
+show if it was stated wrongly, or not stated for a model that needs it (Dream)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ShiftCheck:
         self._counts = {self._shift: 0, 1 - self._shift: 0}
 
     def take(self, running: RunningPass, logits: torch.Tensor | None) -> None:
-        """After a pass with logits [S, R, V]."""
+        """Called after a pass with logits [S, R, V]."""
         self._best = None
         given = running.given
         if not self._open or logits is None or running.computed is not None or logits.shape[1] != given.length:
@@ -33,7 +33,7 @@ class ShiftCheck:
             self._best, self._first = logits.argmax(-1), given.start
 
     def decided(self, changes: list[Change]) -> None:
-        """The next pass's input says what that one decided."""
+        """Called with the decisions of that pass, from the next pass's input."""
         if self._best is None or not any(change.changed for change in changes):
             return
         best = self._best.tolist()
@@ -46,7 +46,7 @@ class ShiftCheck:
         mine, other = self._counts[self._shift], self._counts[1 - self._shift]
         if mine == 0 and other >= ENOUGH:
             raise UsageError(
-                f"logit_shift: {self._shift}, but all {other} tokens that tell are the best ones of the logits of "
+                f"logit_shift: {self._shift}, but all {other} tokens that count are the best ones of the logits of "
                 f"{'the position before' if self._shift == 0 else 'their own position'}. HINT: "
                 f"record(..., logit_shift={1 - self._shift})")
         self._open = mine < ENOUGH

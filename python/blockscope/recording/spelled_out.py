@@ -1,6 +1,6 @@
-"""Attention that a model spells out: a product of queries and keys, scaled, capped, masked, its softmax, and the
-product with the values. The scores are followed by identity from one operation to the next. What isn't known here ends
-the trail, so such attention counts as not seen, and the operation is kept for the error."""
+"""Attention that a model spells out: a product of queries and keys (scaled, capped, masked), its softmax, and the
+product with the values. The scores are followed by identity from one operation to the next. An unknown operation ends
+the trail. Such attention counts as not seen, and the operation is kept for the error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Made = Union[Node, str, None]  # what an operation makes; why it ends the trail
 
 
 class SpelledOut:
-    """Told of every operation of a forward pass, so what it does with those it doesn't look for has to be cheap."""
+    """Sees every operation of a forward pass, so it must be cheap for operations that don't matter."""
 
     def __init__(self, found: Callable[[AttentionCall], None], lost: Callable[[Lost], None], sequences: int,
                  length: int) -> None:
@@ -94,7 +94,7 @@ class SpelledOut:
         nodes[key] = weakref.ref(x, gone), node
 
     def _forget_written(self, function: Any, target: torch.Tensor) -> None:
-        """What else shares the memory that was written."""
+        """Other tensors that share the written memory."""
         for key, (found, node) in list(self._nodes.items()):
             x = found()
             if x is not None and x is not target and x.untyped_storage().data_ptr() == \
@@ -312,7 +312,7 @@ class SpelledOut:
         return all(axes.leaves(a) == axes.leaves(b) or not a and axes.leaves(b) == axes.leaves(but) for a, b in pairs)
 
     def _shifted(self, node: Node, by: Node) -> _Made:
-        """Numbers that are the same for all keys change no weight."""
+        """Adding the same number for all keys changes no weight."""
         axes = node.trail.axes
         if node.kind != "scores" or by.trail.axes is not axes:
             return ""
@@ -348,7 +348,7 @@ class SpelledOut:
 
 
 def _largest(value: Any) -> float:
-    """NaN: it is no number."""
+    """NaN if it is not a number."""
     if isinstance(value, torch.Tensor):
         return float(value.max())
     return float(value) if isinstance(value, (int, float)) else math.nan
@@ -362,6 +362,6 @@ def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _adds_dimensions(index: Any) -> bool:
-    """Whether it leaves every element in its place."""
+    """Whether it leaves every element at its place."""
     return all(part is None or part is Ellipsis or isinstance(part, slice) and part == slice(None)
                for part in (index if isinstance(index, tuple) else (index,)))

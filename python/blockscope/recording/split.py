@@ -1,4 +1,4 @@
-"""The two parts of a block's attention, and the keys that it looks at most: what the operators give, with names."""
+"""The two parts of a block's attention, and its top-k keys: the results of the operators, with names."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def split_attention(
     scale: float, softcap: float, biases: Biases, set_size: int, with_block: bool, with_tokens: bool,
     there: torch.Tensor | None,
 ) -> tuple[torch.Tensor, Part, Part, Sets | None]:
-    """Of q [S, H, B, D] over keys and values [S, K, N, D]: attention over all of them [S, H, B, D] in q's type, both
-    parts, and the external keys' sets (set_size 0: none). with_block: normalised over all keys, not the external
-    alone. there [S, B]: the queries that the sets are of; None: all."""
+    """For q [S, H, B, D] over keys and values [S, K, N, D]: attention over all keys [S, H, B, D] in q's type, both
+    parts, and the sets of external keys (set_size 0: none). with_block: normalise over all keys, not only the external
+    ones. there [S, B]: the queries that count for the sets; None: all."""
     length = torch.full((q.shape[0],), external[0].shape[2], dtype=torch.int64)
     given = q, *external, length, *internal, scale
     more = (softcap, biases.external, biases.internal) if softcap or biases.any else ()  # than the library has

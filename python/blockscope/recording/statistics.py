@@ -1,5 +1,5 @@
-"""What a step says beside its arrays: how it compares with the block's steps before it. The operators of
-:mod:`.kernels` compute the numbers. This module keeps what later steps are compared with."""
+"""Statistics of a step in addition to its arrays: comparisons with earlier steps of the block. The operators of
+:mod:`.kernels` compute the numbers. This module keeps the values that later steps are compared with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .split import LayerAttention, Part
 
 @dataclass
 class Heads:
-    """Heads of one sequence whose statistics one call takes."""
+    """Heads of one sequence for one call of the statistics."""
 
     external: Part  # of [1, H, B, D]
     internal: Part
@@ -29,14 +29,14 @@ class Heads:
 
 @dataclass
 class LayerValues:
-    """Of one sequence of a pass, by recorded layer."""
+    """Values of one sequence of a pass, by recorded layer."""
 
     layers: list[LayerAttention]  # of the whole batch
     inputs: list[torch.Tensor] | None  # [S, B, hidden_size]
     slot: int  # of the sequence in the batch
 
     def stacked(self, of: Callable[[LayerAttention], torch.Tensor]) -> torch.Tensor:
-        """[L, ...] of what is [S, ...] of each layer."""
+        """Stacks [S, ...] values of each layer for this sequence: [L, ...]."""
         return torch.stack([of(layer)[self.slot] for layer in self.layers])
 
     def hidden(self) -> torch.Tensor | None:
@@ -44,8 +44,8 @@ class LayerValues:
         return None if self.inputs is None else torch.stack([x[self.slot] for x in self.inputs])
 
     def heads(self) -> list[Heads]:
-        """The library reads a layer's heads where they are. Torch's operators get the heads of all layers at once,
-        because each call of them costs some launches."""
+        """The library reads a layer's heads in place. Torch's operators get the heads of all layers at once, because
+        each call costs several launches."""
         one = slice(self.slot, self.slot + 1)
         found = [[x[one] for x in (layer.external.output, layer.external.lse, layer.internal.output, layer.internal.lse,
                                    layer.query)] for layer in self.layers]
@@ -72,12 +72,12 @@ def recall(first: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class History:
-    """What later steps of a block are compared with."""
+    """The values that later steps of a block are compared with."""
 
     block: tuple[int, int] = (-1, -1)  # sequence, block
     last_step: int = 0
     last: list[tuple[Part, Part]] = field(default_factory=list)  # external, internal
-    sources: list[list[Part]] = field(default_factory=list)  # by tau: the pairs that it would still hold
+    sources: list[list[Part]] = field(default_factory=list)  # by tau: the pairs that the reuse rule would hold
     first_query: list[torch.Tensor] = field(default_factory=list)
     first_hidden: list[torch.Tensor | None] = field(default_factory=list)
     first_set: torch.Tensor | None = None
@@ -105,7 +105,7 @@ class History:
 
     def _statistics(self, operators: Any, prefix: bool, now: Heads, index: int,
                     last: list[tuple[Part, Part]]) -> tuple[torch.Tensor, ...]:
-        """[H], [H], [H], [tau, H, 4]; empty where there is nothing to compare with."""
+        """[H], [H], [H], [tau, H, 4]; empty without a step to compare with."""
         sources = [held[index] for held in self.sources] if prefix else []
         return operators.step_statistics(
             now.external.output if prefix else None, now.external.lse if prefix else None, now.internal.output,
@@ -136,13 +136,13 @@ class History:
 
 
 def _gaps(operators: Any, now: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of [1, H, B, D], which a model may have laid out as it likes."""
+    """For [1, H, B, D] with any strides."""
     return operators.step_gaps(*(x if x.stride(-1) == 1 else x.contiguous() for x in (now, first)), 0)
 
 
 @dataclass
 class Predictions:
-    """Of a block's positions; a position that no row of the pass predicts has -1 and NaN."""
+    """Predictions of a block's positions. A position that no row of the pass predicts has -1 and NaN."""
 
     logits: torch.Tensor  # [R, V], a copy of the model's
     first: int  # absolute position that row 0 predicts
@@ -152,7 +152,7 @@ class Predictions:
         return len(self.logits)
 
     def copy(self) -> Predictions:
-        """For what outlives the row: logits of a row are written over once the row is written."""
+        """A copy for longer use, because the logits of a row are overwritten after the row is written."""
         return Predictions(self.logits.clone(), self.first, self.missing)
 
     @functools.cached_property
@@ -168,7 +168,7 @@ class Predictions:
         return token, probability
 
     def probability(self, positions: list[int], tokens: list[int]) -> list[float]:
-        """Of these tokens at these positions; NaN where the pass predicted nothing."""
+        """Probabilities of these tokens at these positions; NaN where the pass predicted nothing."""
         inside = [i for i, p in enumerate(positions) if 0 <= p - self.first < len(self)]
         found = [math.nan] * len(positions)
         if not inside:
@@ -184,21 +184,21 @@ class Predictions:
         return found
 
     def kl_from(self, first: Predictions, wanted: torch.Tensor) -> torch.Tensor:
-        """KL(first || self) in nats: [R]. NaN for rows that aren't wanted [R], or that one of both didn't compute."""
+        """KL(first || self) in nats: [R]. NaN for rows that aren't wanted [R], or that one of both did not compute."""
         for missing in (first.missing, self.missing):
             wanted = wanted if missing is None else wanted & ~missing
         return kernels.of(self.logits).row_divergence(first.logits, first.lse, self.logits, wanted)
 
 
 class SpareRows:
-    """Memory for copies of logits: some megabytes a step, which would else be asked of the system each time."""
+    """Memory for copies of logits, reused because a step needs some megabytes."""
 
     def __init__(self) -> None:
         self._spare: list[torch.Tensor] = []
 
     def predictions(self, logits: torch.Tensor, first: int, computed: list[int] | None) -> Predictions:
-        """Of rows [R, V] that predict the positions from `first` on. computed: the positions that there are
-        predictions of; None: of all rows."""
+        """Predictions from rows [R, V] for the positions from `first` on. computed: the positions with predictions;
+        None: all rows."""
         there = None if computed is None else set(computed)
         missing = None if there is None else torch.tensor(
             [first + i not in there for i in range(len(logits))], device=logits.device)
@@ -212,16 +212,16 @@ class SpareRows:
         return rows.clone(memory_format=torch.contiguous_format)
 
     def give_back(self, predictions: Predictions | None) -> None:
-        """Nobody asks for these any more."""
+        """Releases predictions that are no longer needed."""
         if predictions is not None:
             self._spare = [predictions.logits, *self._spare[:3]]
 
 
 def gathered(logits: torch.Tensor, positions: list[int], begin: int, count: int) -> torch.Tensor:
-    """The rows of logits that predict the `count` positions from `begin` on; logits' rows predict `positions`, which
-    needn't stand in a row. Any row for a position that none predicts."""
+    """The rows of logits that predict the `count` positions from `begin` on. The rows of logits predict `positions`,
+    which may not be consecutive. A position without a prediction gets any row."""
     if len(positions) != len(logits):
         raise UsageError(f"{len(logits)} rows of logits for the {len(positions)} positions of the pass: which they "
-                         "are can't be told")
+                         "are can't be determined")
     rows = {position: i for i, position in enumerate(positions)}
     return logits[[rows.get(begin + i, 0) for i in range(count)]]

@@ -1,5 +1,6 @@
-"""From the inputs of a model's forward passes to the steps of a decoding loop: which sequence, prefill, denoising
-step or commit, which block. Knows no torch. What the inputs don't tell is asked for, never guessed."""
+"""Infers the steps of a decoding loop from the inputs of a model's forward passes: the sequence, the kind of pass
+(prefill, denoising step or commit), and the block. Without torch. If the inputs don't show something, it asks and
+never guesses."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Statement:
-    """What run.step() says of the next pass; None: to be inferred."""
+    """The statements of run.step() about the next pass; None: to be inferred."""
 
     start: int | None = None
     block_start: int | None = None
@@ -44,12 +45,12 @@ class PassInput:
     statement: Statement = Statement()
     positions: list[list[int]] | None = None  # [S, T] of scattered tokens, rising; None: from start on
     computed: list[list[int]] | None = None  # [S, R]: the positions among them that the model is said to compute
-    placed: bool = False  # an input says where the tokens stand, so the length of the cache needn't
+    placed: bool = False  # an input has the positions of the tokens, so the length of the cache isn't needed
     role: str = ""  # of models that have both: "encoder", "decoder"
     cache: Any = None  # the model's own
     batch: int = 0  # sequences of the model's input; `ids` are those of the recorded rows among them
     rows: list[int] | None = None  # which; None: all
-    logits_kept: int | None = None  # of how many last positions the loop asks for logits; None: it doesn't say
+    logits_kept: int | None = None  # number of last positions for which the loop requests logits; None: unknown
 
     def own(self, x: Any) -> Any:
         """The recorded rows of a tensor with one for each sequence of the batch, or of None."""
@@ -61,12 +62,12 @@ class PassInput:
 
     @property
     def reads_kept_keys(self) -> bool:
-        """Whether it reads keys that other passes computed."""
+        """Whether the pass reads keys that other passes computed."""
         return self.start > 0 or self.past > 0
 
     @property
     def end(self) -> int:
-        """Behind the last position."""
+        """The position after the last one."""
         if self.positions is None:
             return self.start + self.length
         return max(positions[-1] for positions in self.positions) + 1
@@ -96,9 +97,9 @@ class Pass:
 
 @dataclass
 class Change:
-    """What the input of a pass says that the pass before it decided. Positions are absolute."""
+    """The decisions of the previous pass, from the input of a pass. Positions are absolute."""
 
-    changed: list[tuple[int, int]] = field(default_factory=list)  # position, token: that stood there before
+    changed: list[tuple[int, int]] = field(default_factory=list)  # position, previous token
     appended: list[tuple[int, int]] = field(default_factory=list)  # that had not been seen
 
 
@@ -131,7 +132,7 @@ class Sequence:
     # --- one pass -----------------------------------------------------------------------------------------------
 
     def take(self, ids: list[int], given: PassInput, slot: int) -> Change:
-        """What the input says of the tokens."""
+        """Takes the tokens of the input."""
         positions = given.positions_of(slot)
         self.known = len(self.tokens)
         if positions[0] > self.known:
@@ -142,7 +143,7 @@ class Sequence:
         if self.canvas is not None and given.end > self.canvas:
             if not self._grows(ids, given):
                 raise UsageError(
-                    f"the pass goes over positions {positions[0]} to {given.end - 1}, behind the canvas of "
+                    f"the pass goes over positions {positions[0]} to {given.end - 1}, after the canvas of "
                     f"{self.canvas}. {STATE_IT}: start=...")
             self.canvas = given.end
         change = Change()
@@ -165,19 +166,19 @@ class Sequence:
         return change
 
     def follows(self, ids: list[int]) -> bool:
-        """Whether a pass over the whole sequence goes on from these tokens: masks became tokens, or one was added."""
+        """Whether a pass over the whole sequence continues these tokens: masks became tokens, or one was added."""
         longer = len(ids) - len(self.tokens)
         if longer != 0 and not (self.settings.autoregressive and longer == 1):
             return False
         return all(old in (token, self.settings.mask_token_id) for old, token in zip(self.tokens, ids))
 
     def _grows(self, ids: list[int], given: PassInput) -> bool:
-        """Whether the pass goes over the whole canvas and new masks behind it."""
+        """Whether the pass goes over the whole canvas and new masks after it."""
         behind = ids[self.canvas:]
         return given.start == 0 and given.positions is None and set(behind) == {self.settings.mask_token_id}
 
     def observe(self, ids: list[int], given: PassInput, has_masks: bool, block_start: int | None) -> Pass:
-        """The pass as this sequence saw it. has_masks, block_start: of the batch (Batch.observe)."""
+        """The pass as this sequence saw it. has_masks, block_start: those of the batch (Batch.observe)."""
         if self.settings.autoregressive:
             seen = self._token_by_token(ids, given)
         else:
@@ -238,8 +239,8 @@ class Sequence:
             return given.statement.kind
         if has_masks or given.role == "decoder":
             return Kind.DENOISE
-        # Who sees all positions keeps nothing that would have to be committed: a loop that goes on when its block is
-        # full takes a step that decides nothing.
+        # A bidirectional model has no keys to commit. If its loop goes on when a block is full, that pass is a step
+        # that decides nothing.
         if self.begun and self.bidirectional:
             return Kind.DENOISE
         if self.begun and start == self.block_start and length == size and given.positions is None:
@@ -253,7 +254,7 @@ class Sequence:
         return Kind.PREFILL
 
     def locate(self, ids: list[int], given: PassInput) -> int | None:
-        """Where the block of a denoising pass begins; None: no mask of this sequence tells."""
+        """The start of the block of a denoising pass; None if no mask of this sequence shows it."""
         start, size = given.start, self.settings.block_length
         mask = self.settings.mask_token_id
         if given.role != "decoder":
@@ -269,7 +270,7 @@ class Sequence:
         inside = given.positions is None and start >= self.prompt_length and (start - self.origin) % size == 0
         if given.positions is None and given.length == size and (inside or not self.bidirectional):
             return start
-        # A loop that keeps what stands before its block passes on the block and what is behind it.
+        # A loop that caches the positions before its block passes the block and the positions after it.
         if self.bidirectional and inside and start > 0:
             return start
         masks = [p for p, token in zip(given.positions_of(0), ids) if token == mask] if given.positions is None else [
@@ -281,11 +282,11 @@ class Sequence:
         if self.bidirectional and given.positions is None and start > 0 and found > start + 1:
             raise UsageError(
                 f"the pass from position {start} begins neither with a block nor with the position before one, and its "
-                f"first mask stands at {first_mask}: its block can't be told. {STATE_IT}: block_start=...")
+                f"first mask stands at {first_mask}: its block can't be determined. {STATE_IT}: block_start=...")
         return found
 
     def _first_look(self, ids: list[int], given: PassInput) -> None:
-        """What the first pass with masks tells of the sequence."""
+        """Takes the facts about the sequence that the first pass with masks shows."""
         start, length, size = given.start, given.length, self.settings.block_length
         mask = self.settings.mask_token_id
         if length < size and given.positions is None:
@@ -355,7 +356,7 @@ class Sequence:
         return any(token != mask for token in answer)  # tokens that were taken back; all: it starts again
 
     def initial_length(self, given: Pass) -> int:
-        """Positions behind the prompt when the sequence begins, masks all."""
+        """Number of positions after the prompt when the sequence begins; all are masks."""
         size, prompt = self.settings.block_length, self.prompt_length or 0
         if self.canvas is not None:
             return self.canvas - prompt

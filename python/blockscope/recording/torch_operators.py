@@ -1,9 +1,9 @@
-"""The operators of a recording made of torch's own. They have the names, arguments and results of
-``torch.ops.blockscope``. A recording uses them where the library can't be loaded, and for tensors that it doesn't take,
-such as those of a GPU. Sums are float32.
+"""The operators of a recording in terms of torch operators. They have the names, arguments and results of
+``torch.ops.blockscope``. A recording uses them if the library can't be loaded, and for tensors that the library doesn't
+take, such as those of a GPU. Sums are float32.
 
-They take more than the library: softcap, and biases [S or 1, H or 1, B or 1, N] float32 that are added to the scores.
-The definitions are those of kernels/step_operators.h, docs/trace_format.md and docs/glossary.md."""
+They take more arguments than the library: softcap, and biases [S or 1, H or 1, B or 1, N] float32 that are added to the
+scores. The definitions are those of kernels/step_operators.h, docs/trace_format.md and docs/glossary.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST_LOGIT = -1e30  # for -inf, which times 0 would be NaN
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
-    """PyTorch's own attention with its LSE; q [S, K, R, D] -> out, lse [S, K, R]; None where there is none."""
+    """PyTorch's own attention with its LSE; q [S, K, R, D] -> out, lse [S, K, R]; None if it is not available."""
     aten = torch.ops.aten
     if q.shape[-1] != v.shape[-1] or k.stride(-1) != 1 or v.stride(-1) != 1:
         return None
@@ -46,8 +46,8 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float, softcap: float = 0.0, bias
 
 def _by_length(ext_len: Tensor, of: Callable[..., tuple[Tensor, ...]], queries: list[Tensor], keys: list[Tensor],
                bias: Tensor | None, rows: Tensor | None = None) -> tuple[Tensor, ...]:
-    """of(queries, keys, bias) without the keys that don't count. One sequence at a time where their lengths differ, or
-    where only some rows [S, B] of the queries count."""
+    """of(queries, keys, bias) without the keys that don't count. One sequence at a time if their lengths differ, or if
+    only some rows [S, B] of the queries count."""
     lengths = ext_len.tolist()
     if rows is None and len(set(lengths)) == 1:
         return of(*queries, *(x[:, :, :lengths[0]] for x in keys), None if bias is None else bias[..., :lengths[0]])
@@ -64,7 +64,7 @@ def _by_length(ext_len: Tensor, of: Callable[..., tuple[Tensor, ...]], queries: 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
                softcap: float) -> tuple[Tensor, Tensor]:
-    """Over these keys alone: [S, H, B, D], [S, H, B]; 0 and -inf without any."""
+    """Attention over only these keys: [S, H, B, D], [S, H, B]; 0 and -inf without keys."""
     sequences, heads, rows, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     if keys == 0:
@@ -109,7 +109,7 @@ def split_attention_sets(
 
 
 def _exact_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest along the last axis, and of equal ones those of the lowest index: values, indices, sorted."""
+    """The k largest along the last axis, with the lowest index among equal ones: values, indices, sorted."""
     kth = values.topk(k, -1).values[..., -1:]
     above = values > kth
     equal = values == kth
@@ -126,7 +126,7 @@ def topk_sets(
     """The keys with the largest mean of exp(score - lse) over a KV head's queries (topk_sets of kernels/ops.h): index
     [S, K, k] int32, probability [S, K, k], union_size [S, K] int32; with_tokens: token_index [S, K, B, k] int32 too.
 
-    rows [S, B] bool: the queries that count. A sequence without any gets -1 and NaN."""
+    rows [S, B] bool: the queries that count. A sequence without such queries gets -1 and NaN."""
     of = functools.partial(_sets, size=k, scale=scale, with_tokens=with_tokens, softcap=softcap)
     return _by_length(ext_len, of, [q, lse], [k_ext], bias, rows)
 
@@ -163,7 +163,7 @@ def _sets(q: Tensor, lse: Tensor, k_ext: Tensor, bias: Tensor | None, size: int,
 
 
 def _similarity(a: Tensor, b: Tensor) -> Tensor:
-    """Mean over the block of cos(a, b), [H, B, D] -> [H]. NaN: a row that a pass didn't compute."""
+    """Mean over the block of cos(a, b), [H, B, D] -> [H]. Rows with NaN were not computed by a pass."""
     norms = (a * a).sum(-1) * (b * b).sum(-1)
     return ((a * b).sum(-1) * norms.clamp_min(1e-37).rsqrt()).nanmean(-1)
 
@@ -183,7 +183,7 @@ def step_statistics(
     mass = torch.sigmoid(outside[1] - inside[1]).nanmean(-1)
     similarity_external = none if last_external is None else _similarity(outside[0], last_external[row])
     true = _merged(*outside, *inside)
-    sums: dict[int, Tensor] = {}  # most rules hold the same pair most of the time
+    sums: dict[int, Tensor] = {}  # most rules usually hold the same pair
     for source, lse in zip(sources, source_lses):
         if source.data_ptr() not in sums:
             got = true if source.data_ptr() == external.data_ptr() else _merged(source[row], lse[row], *inside)

@@ -1,4 +1,4 @@
-"""How far attention that a model spells out was followed: what a tensor holds of it."""
+"""The trail of spelled-out attention: what a tensor holds of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAGES = {"scores": (0, "the product of queries and keys"), "largest": (0, "the 
 
 @dataclass(frozen=True)
 class Lost:
-    """Where a trail ended."""
+    """The end of a trail."""
 
     function: Any
     stage: int

@@ -5,10 +5,11 @@
 //   block_driver MODEL.gguf THREADS GEN_LENGTH BLOCK_LENGTH MASK_ID f16|f32 FLASH(0|1)
 //   LOGITS_FILE|- < ids of the prompt
 //
-// A block is one batch without causal attention behind the KV cache, so the prefill, block after
-// block, is block-causal exactly. A denoising pass asks for the logits of masked positions only and
-// its KV entries are removed before the next one. LOGITS_FILE gets the logits of the whole blocks
-// of the prompt and of one block of masks after them, positions x vocabulary float32.
+// A block is one batch after the KV cache, without causal attention. The prefill, block after
+// block, is therefore exactly block-causal. A denoising pass requests the logits of masked
+// positions only, and its KV entries are removed before the next pass. LOGITS_FILE gets the logits
+// of the whole blocks of the prompt and of one block of masks after them, positions x vocabulary
+// float32.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -75,7 +76,7 @@ struct Decoder {
   }
 };
 
-/// Of the blocks of the prompt and the one behind them.
+/// Logits of the blocks of the prompt and of the block after them.
 int write_logits(Decoder& decoder, const std::vector<llama_token>& canvas, int prefix,
                  const char* path) {
   std::FILE* file = std::fopen(path, "wb");

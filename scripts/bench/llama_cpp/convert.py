@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A random checkpoint without a tokenizer as GGUF, through llama.cpp's own conversion of LLaDA, Dream or (for SDAR)
+"""Writes a random checkpoint without a tokenizer as GGUF, with llama.cpp's own conversion of LLaDA, Dream or (for SDAR)
 Qwen3.
 
     python scripts/bench/llama_cpp/convert.py LLAMA_CPP build/llada-150m build/llada-150m-f32.gguf --type f32
@@ -32,7 +32,7 @@ def main() -> None:
 
         def set_vocab(self):
             self._set_vocab_none()
-            if config["model_type"] != "llada":  # whose conversion writes it itself
+            if config["model_type"] != "llada":  # LLaDA's conversion writes it itself
                 self.gguf_writer.add_vocab_size(config["vocab_size"])
 
     file_type = {"f32": gguf.LlamaFileType.ALL_F32, "bf16": gguf.LlamaFileType.MOSTLY_BF16,

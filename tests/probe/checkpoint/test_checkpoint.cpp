@@ -164,7 +164,7 @@ TEST(Checkpoint, MissingMisshapenAndUnknownTensorsAreListedTogether) {
   EXPECT_THAT(error, HasSubstr("model.norm.weight: expected [16] of F32, F16 or BF16, got [4, 4]"));
   EXPECT_THAT(error, HasSubstr("unknown (1):\n    model.surprise [2]"));
   EXPECT_THAT(error, HasSubstr((copy.path() / "model.safetensors: the weights do not").string()));
-  EXPECT_THAT(error, HasSubstr("HINT: weights and config.json must be of one model"));
+  EXPECT_THAT(error, HasSubstr("HINT: weights and config.json must belong to one model"));
 }
 
 TEST(Checkpoint, OfShardsThatDoNotFitEachTensorSaysItsOwn) {
@@ -194,7 +194,7 @@ TEST(Checkpoint, AMissingHeadHintsAtTiedEmbeddings) {
   copy.edit("config.json", [](json& value) { value["tie_word_embeddings"] = false; });
   EXPECT_THAT(copy.error(), HasSubstr("lm_head.weight [40, 16]"));
   EXPECT_THAT(copy.error(), HasSubstr("\"tie_word_embeddings\": true"));
-  EXPECT_THAT(copy.error(), Not(HasSubstr("must be of one model")));
+  EXPECT_THAT(copy.error(), Not(HasSubstr("must belong to one model")));
 }
 
 TEST(Checkpoint, HarmlessExtrasAreLetThroughAndBiasesOnlyWithTheConfigKey) {
@@ -237,7 +237,7 @@ TEST(Checkpoint, MissingShardsAndLyingIndexesAreNamed) {
   moved.edit(index, [](json& value) {
     value["weight_map"]["model.norm.weight"] = "model-00001-of-00005.safetensors";
   });
-  EXPECT_THAT(moved.error(), HasSubstr("tensor \"model.norm.weight\" lies in"));
+  EXPECT_THAT(moved.error(), HasSubstr("tensor \"model.norm.weight\" is in"));
 
   const CheckpointCopy absent("tiny_sharded");
   absent.edit(index, [](json& value) {

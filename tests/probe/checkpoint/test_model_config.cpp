@@ -154,12 +154,12 @@ TEST(ModelConfig, StopIdsPreferGenerationConfigAndLieInTheVocabulary) {
   texts.generation_config = R"({"eos_token_id": 151645})";
   EXPECT_THROW(parse_model_config(texts), CheckpointError);
   const ModelConfig odd = parse(with("pad_token_id", -1));
-  EXPECT_THAT(odd.warnings, ElementsAre(HasSubstr("pad_token_id = -1 lies outside")));
+  EXPECT_THAT(odd.warnings, ElementsAre(HasSubstr("pad_token_id = -1 is outside")));
 }
 
 TEST(ModelConfig, KnownAndUnknownFamiliesAreRefusedWithTheReason) {
   const json stacked = {{"model_type", "llada2_moe_veomni"}};
-  EXPECT_THAT(checkpoint_error([&] { parse(stacked); }), HasSubstr("known and not supported"));
+  EXPECT_THAT(checkpoint_error([&] { parse(stacked); }), HasSubstr("known but not supported"));
   const std::string unknown = checkpoint_error([] { parse(with("model_type", "gpt2")); });
   EXPECT_THAT(unknown,
               HasSubstr("\"sdar\" (SDARForCausalLM), \"sdar_moe\" (SDARMoeForCausalLM), \"qwen2\" "

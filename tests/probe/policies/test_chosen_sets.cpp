@@ -62,6 +62,13 @@ TEST(QuestPolicy, ReadsTheBestPagesOfEachStepWhileThePrefixGrows) {
   }
 }
 
+TEST(QuestPolicy, OfEqualPagesTheFirstOnesAreRead) {
+  const auto policy = make_quest_policy(with_k(8), 4);
+  PolicyPass pass({20});
+  pass.key = at::zeros_like(pass.key);
+  EXPECT_EQ(set_of(pass.run(*policy), 0, 0), (Set{0, 1, 2, 3, 4, 5, 6, 7}));
+}
+
 TEST(QuestPolicy, ABatchThatStartsAnewForgetsTheBoundsOfTheLastOne) {
   at::manual_seed(7);
   const auto policy = make_quest_policy(with_k(8), 4);

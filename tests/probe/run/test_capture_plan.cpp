@@ -21,7 +21,8 @@ using ::testing::Not;
 constexpr int64_t kDistribution = kTinyVocab * 8;  // float64
 
 CaptureCost cost_of(const DecodeOptions& options, int64_t batch_size,
-                    const ModelConfig* beside = nullptr) {
+                    const ModelConfig* beside = nullptr,
+                    RecordLevel level = RecordLevel::trajectory) {
   LoadedModel model;
   model.config = tiny_config();
   model.dtype = at::kFloat;
@@ -32,7 +33,10 @@ CaptureCost cost_of(const DecodeOptions& options, int64_t batch_size,
     prompts.push_back(prompt);
   }
   RecorderOptions recorder;
-  recorder.meta.level = RecordLevel::trajectory;
+  recorder.meta.level = level;
+  recorder.meta.layers = {0};
+  recorder.meta.kv_heads = {0};
+  recorder.meta.head_dim = 1 << 15;  // a key fills a chunk: nothing is rounded up to whole chunks
   recorder.meta.num_layers = model.config.num_layers;
   recorder.meta.block_length = kTinyBlock;
   return capture_cost(recorder, options, prompts, batch_size, model, beside);
@@ -64,6 +68,23 @@ TEST(CaptureCost, HasTheCachesOfADraftAndItsTarget) {
     EXPECT_EQ(cost_of(tiny_options(), batch_size, &target).kv_cache_bytes,
               4 * cost_of(tiny_options(), batch_size).kv_cache_bytes);
   }
+}
+
+TEST(CaptureCost, HasTheKeysThatTheCacheOfABidirectionalModelComputes) {
+  // A prompt of 5 and answers of 8, 20 and 12: 2, 5 and 3 blocks of 4 positions.
+  const int64_t canvas = 2 * 13 + 5 * 25 + 3 * 17;
+  // A later pass computes the keys from its block's start to the end of the canvas. After the last
+  // block there are none to keep.
+  const int64_t from_block = 8 + (20 + 16 + 12 + 8) + (12 + 8);
+  const auto bytes = [](const char* cache) {
+    DecodeOptions options = tiny_options();
+    options.bidirectional = true;
+    options.cache.cache = cache;
+    return cost_of(options, 1, nullptr, RecordLevel::full).file_bytes;
+  };
+  const int64_t dual = bytes("dual");
+  ASSERT_GT(bytes("none"), dual);
+  EXPECT_EQ((bytes("prefix") - dual) * canvas, (bytes("none") - dual) * from_block);
 }
 
 TEST(CaptureMemory, RefusesARunWhoseHistoryDoesNotFit) {

@@ -97,6 +97,7 @@ TEST_F(CountsByHand, SetsOfEveryStepAndOfTheRun) {
   const ExternalReads quest = reads_of("quest,k=5,page=4");
   EXPECT_EQ(quest.rows_read, each(steps * 8));
   EXPECT_EQ(quest.choice_rows, 4 * 2 * kDense / 4);
+  EXPECT_EQ(reads_of("quest,k=8,page=4").rows_read, each(steps * 8)) << "8 keys are two pages too";
   // 4 blocks of 3 steps: int(0.2 * 12) + 2 = 4 steps read everything (8, 8, 12, 12), the last of
   // them gives the set; then 12, 16 and 20 go on with it.
   const ExternalReads run = reads_of("sparsed,k=5");
