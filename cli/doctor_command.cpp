@@ -80,7 +80,7 @@ void examine_cuda(Findings& out, const std::filesystem::path& runtime) {
   std::error_code ignored;
   const auto torch = folder_of_loaded("libtorch_cpu.so") / "libtorch_cuda.so";
   const bool has_torch = std::filesystem::exists(torch, ignored);
-  out.push_back({"build", "LibTorch for CUDA", has_torch ? "there" : "not there",
+  out.push_back({"build", "LibTorch for CUDA", has_torch ? "found" : "not found",
                  has_torch ? Verdict::kOk : Verdict::kNote,
                  has_torch ? ""
                            : fmt::format("--device cuda needs it: scripts/setup.sh --cuda, or pip "

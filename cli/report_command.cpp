@@ -40,7 +40,7 @@ std::vector<fs::path> figure_files(const std::string& folder, const std::vector<
   return files;
 }
 
-/// Opens all outputs before anything is written: an existing file must stop the command early.
+/// Opens the figures before anything is written: an existing file must stop the command early.
 std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector<Figure>& figures,
                                      CommandFiles& command_files) {
   std::vector<OutputFile> files;

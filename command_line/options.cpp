@@ -139,7 +139,7 @@ void parse_arguments(CLI::App& app, int argc, const char* const* argv) {
     if (("," + value + ",").find(",,") == std::string::npos) continue;
     throw UsageError(
         fmt::format("{}: expected values separated by commas, got '{}' with an empty one. HINT: "
-                    "leave out the comma, or put the value there",
+                    "leave out the comma, or add the value",
                     name, value));
   }
   app.parse(argc, argv);

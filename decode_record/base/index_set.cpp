@@ -11,7 +11,7 @@
 namespace blockscope {
 namespace {
 
-constexpr int64_t kLongestRange = 1'000'000;  // a typo must not eat the memory
+constexpr int64_t kLongestRange = 1'000'000;  // a typo must not fill the memory
 
 [[noreturn]] void refuse(const std::string& flag, const std::string& part,
                          const std::string& expected) {

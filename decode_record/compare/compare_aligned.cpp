@@ -1,4 +1,4 @@
-// See compare_aligned.h. Every axis becomes a list of parts that belong together in both traces.
+// See compare_aligned.h. For every axis there is a list of parts that match in both traces.
 #include "decode_record/compare/compare_aligned.h"
 
 #include <fmt/format.h>
@@ -14,11 +14,11 @@ namespace blockscope {
 namespace {
 
 constexpr std::size_t kPieceBytes = 4U << 20U;
-// Rows of a batch lie between each other: small ones are read in slabs and picked out.
+// Rows of a batch's sequences alternate, so small rows are read in slabs and picked out.
 constexpr std::size_t kSmallRow = 4096;
 constexpr std::size_t kPickedBytes = 1U << 20U;
 
-/// Rows of one dataset, a slab at a time.
+/// Reads rows of one dataset, one slab at a time.
 class RowSource {
  public:
   RowSource(const RawTrace& trace, Field field, std::int64_t length)
@@ -53,7 +53,7 @@ std::string key_of(const RawTrace& trace, std::int64_t sequence) {
   return key;
 }
 
-/// The sequences that were not aborted, by what they are; equal ones in their order.
+/// The sequences that were not aborted, by name and prompt; equal ones in their order.
 std::map<std::string, std::vector<std::int64_t>> real_sequences(const RawTrace& trace) {
   std::map<std::string, std::vector<std::int64_t>> result;
   const std::int64_t count = trace.length(Axis::sequence);
@@ -110,7 +110,7 @@ bool AlignedComparison::is_place(Field field) {
 void AlignedComparison::problem(const std::string& path, const std::string& what) {
   const bool known = std::ranges::any_of(
       unmatched_, [&](const DatasetDifference& difference) { return difference.path == path; });
-  if (known) return;  // the first one tells
+  if (known) return;  // the first problem is enough
   DatasetDifference& difference = unmatched_.emplace_back();
   difference.path = path;
   difference.problem = what;
@@ -218,7 +218,7 @@ void AlignedComparison::match_ranges(Axis axis, Field end_field, Axis owner) {
   };
   // Each model layer of a row has a range of its own.
   const auto width = static_cast<std::int64_t>(a_.row_bytes(end_field) / sizeof(std::int64_t));
-  if (a_.row_bytes(end_field) != b_.row_bytes(end_field)) return;  // another shape: told elsewhere
+  if (a_.row_bytes(end_field) != b_.row_bytes(end_field)) return;  // another shape: reported before
   for (Part part : parts(owner)) {
     part = {part.a * width, part.b * width, part.count * width};
     for (std::int64_t i = 0; i < part.count; ++i) {

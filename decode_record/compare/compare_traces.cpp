@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kSlabBytes = 4U << 20U;
 
-/// One dataset, slab by slab, element by element where it lies.
+/// Compares one dataset, slab by slab and element by element, at the same indices.
 void compare_dataset(const RawTrace& a, const RawTrace& b, Field field,
                      const CompareOptions& options, DatasetDifference& result) {
   ValueComparison values(options, a.dataset(field).element, b.dataset(field).element, result);
@@ -40,8 +40,8 @@ bool left_out(Field field, const CompareOptions& options) {
     case Field::run_complete:
     case Field::token_offset:
     case Field::token_bytes:
-    // Positions in a byte heap whose order depends on when sequences ended; texts are compared by
-    // their content below.
+    // Positions in a byte heap: their order depends on when sequences ended. Texts are compared by
+    // content below.
     case Field::sequence_text_start:
     case Field::sequence_name_start:
     case Field::sequence_answer_start:
@@ -59,7 +59,7 @@ bool left_out(Field field, const CompareOptions& options) {
   }
 }
 
-/// Names, answers, metrics and texts of the sequences, by content.
+/// Compares names, answers, metrics and texts of the sequences by content.
 DatasetDifference compare_texts(const RawTrace& a, const RawTrace& b) {
   DatasetDifference result;
   result.path = spec_of(Field::sequence_bytes).path;
@@ -84,7 +84,7 @@ std::int64_t count_aborted(const RawTrace& trace) {
   return static_cast<std::int64_t>(marks.size()) - std::ranges::count(marks, 0);
 }
 
-/// The same shape, or that of a row where rows are looked for.
+/// Whether the shapes are equal; with `rows_only`: whether the shapes of a row are equal.
 bool same_shape(const RawTrace& a, const RawTrace& b, const DatasetSpec& spec, bool rows_only) {
   const std::vector<hsize_t> here = a.shape(spec.field);
   const std::vector<hsize_t> there = b.shape(spec.field);

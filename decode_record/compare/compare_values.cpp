@@ -36,7 +36,7 @@ std::int64_t integer_at(const std::byte* bytes, std::size_t size, std::size_t i)
   return value;
 }
 
-/// Of element `flat`, counted from the first element of row `first_row`.
+/// The index of element `flat`, counted from the first element of row `first_row`.
 std::vector<std::int64_t> index_of(std::int64_t first_row, std::size_t flat,
                                    std::span<const hsize_t> shape) {
   std::vector<std::int64_t> index(shape.size() + 1);

@@ -29,12 +29,12 @@ void write_attributes(const h5::File& file, const std::string& path,
 class ArrayFile::Impl {
  public:
   explicit Impl(const OutputFile& output) : file_(h5::create_file(output.temporary())) {
-    file_.path = output.path();  // what messages name
+    file_.path = output.path();  // the name in messages
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   ~Impl() {
-    // After a failed write: closing would write what a full disk has not taken, and fail again.
+    // After a failed write, closing would write the same data to the full disk and fail again.
     for (auto& [path, axis] : axes_) axis.handle.abandon();
     file_.handle.abandon();
   }

@@ -25,15 +25,15 @@ constexpr const char* kMark = ".tmp-";
                   path, std::strerror(reason)));
 }
 
-/// Makes a temporary file for `path` and locks it. The name may be taken: a process of another
-/// container can have this id and write the same output.
+/// Makes a temporary file for `path` and locks it. The name may be taken: a process in another
+/// container can have the same process id and write the same output.
 OwnFile create_locked(const std::string& path) {
   for (int attempt = 0;; ++attempt) {
     OwnFile file = OwnFile::create(fmt::format("{}{}{}{}", path, kMark, ::getpid(),
                                                attempt == 0 ? "" : fmt::format(".{}", attempt)));
     if (!file && errno == EEXIST) continue;
     if (!file) refuse_folder(path, errno);
-    // Somebody who cleans up between the two calls takes the file away.
+    // Another process that cleans up between the two calls may remove the file.
     if (file.lock() && file.has_its_name()) return file;
   }
 }
@@ -75,11 +75,11 @@ void check_output_name(const std::string& path, bool replace) {
   const fs::file_status status = fs::status(path, error);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
     throw UsageError(
-        fmt::format("{}: expected a regular file or nothing there, got a {}. HINT: name a "
+        fmt::format("{}: expected a regular file or no file, got a {}. HINT: name a "
                     "file for the output",
                     path, fs::is_directory(status) ? "folder" : "device or pipe"));
   }
-  // A link to nothing is somebody's too.
+  // A dangling link belongs to somebody too.
   if (!replace && fs::exists(fs::symlink_status(path, error))) {
     throw UsageError(fmt::format("{}: the output exists. HINT: pass --force to replace it", path));
   }

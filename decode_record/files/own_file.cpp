@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// An open-file lock: HDF5 takes the other kind.
+// An open-file lock, because HDF5 uses the other kind.
 bool set_lock(int descriptor, short type) {
   struct flock request = {};
   request.l_type = type;
@@ -34,7 +34,7 @@ std::string rename_output(const std::string& from, const std::string& to, bool r
   const unsigned flags = replace ? 0U : RENAME_NOREPLACE;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return "";
   if (replace || (errno != EINVAL && errno != ENOSYS)) return std::strerror(errno);
-  // A file system that can't do both in one step.
+  // For a file system that can't do both in one step.
   std::error_code error;
   if (fs::exists(fs::symlink_status(to, error))) return std::strerror(EEXIST);
   fs::rename(from, to, error);
@@ -47,7 +47,7 @@ OwnFile OwnFile::create(const std::string& path) {
 }
 
 OwnFile OwnFile::open(const std::string& path) {
-  // O_NONBLOCK: a pipe of this name must not hold the process up.
+  // O_NONBLOCK: a pipe of this name must not block the process.
   return {path, ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
 }
 
@@ -57,7 +57,7 @@ std::string OwnFile::why_not_open(int error) {
 
 OwnFile::~OwnFile() {
   if (descriptor_ < 0) return;
-  // Closing alone leaves the lock to a fork of this process, which has the same open file.
+  // Unlock first: a fork of this process has the same open file and would keep the lock.
   static_cast<void>(set_lock(descriptor_, F_UNLCK));
   ::close(descriptor_);
 }
@@ -90,7 +90,7 @@ std::string OwnFile::harm(std::int64_t least) const {
   if (::fstat(descriptor_, &mine) != 0)
     return fmt::format("can't be examined: {}", std::strerror(errno));
   const bool there = ::lstat(path_.c_str(), &named) == 0;
-  if (!there && errno != ENOENT) return "";  // a folder that can't be asked says nothing
+  if (!there && errno != ENOENT) return "";  // the folder can't be read, so nothing is known
   if (!there || !is_same(mine, named)) {
     std::string what = there ? "was replaced by another file" : "was removed";
     if (mine.st_nlink > 0) {

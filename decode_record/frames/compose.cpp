@@ -1,5 +1,5 @@
-// compose(): both deltas are played on a list of elements that remembers where each came from; the
-// list then reads off as one delta. Elements that die keep their place, so that insertions next to
+// compose() applies both deltas to a list of elements that remembers where each one came from. One
+// delta is then read from the list. Deleted elements keep their place, so that insertions next to
 // them and the counts of a batch's rows stay right.
 #include <algorithm>
 #include <list>
@@ -19,7 +19,7 @@ struct Element {
   std::int64_t step = kUndecodedStep;
 };
 
-/// `row` of a finished sequence, written out: masks in front, then deletions from the front.
+/// The explicit `row` of a finished sequence: masks at the front, then deletions from the front.
 SequenceDelta padding_delta(std::size_t insertions, std::size_t deletions, std::int64_t mask) {
   SequenceDelta row;
   row.insert_index.assign(insertions, 0);
@@ -115,7 +115,7 @@ FrameDelta compose(const Frame& before, const FrameDelta& first, const FrameDelt
   Frame between = before;
   apply_delta(between, a);
   const FrameDelta b = resolve_delta(between, second);
-  // Finished sequences are padded by rule; once sizes change that has to be written out.
+  // Finished sequences are padded by a rule. Once sizes change, the padding must be explicit.
   const bool all = changes_size(a) || changes_size(b);
   FrameDelta result;
   result.num_sequences = before.num_sequences;

@@ -1,4 +1,4 @@
-// A delta is applied to one sequence's row at a time: RowState is the row taken out of the frame.
+// A delta is applied to one sequence's row at a time. RowState is a copy of that row of the frame.
 #include "decode_record/frames/frame_delta.h"
 
 #include <fmt/format.h>
@@ -48,7 +48,7 @@ std::int64_t next_step(const RowState& row) {
   return last + 1;
 }
 
-/// Where in decoded_tokens transfer `i` comes from.
+/// The index of transfer `i`'s token in decoded_tokens.
 std::size_t transfer_source(const SequenceDelta& delta, std::size_t i) {
   const auto& source = delta.transfer_src_index;
   return static_cast<std::size_t>(source.empty() ? delta.transfer_index[i] : source[i]);
@@ -110,7 +110,7 @@ void apply_row(RowState& row, const SequenceDelta& delta) {
   delete_cells(row, delta.delete_index);
 }
 
-/// A finished sequence of a batch keeps pace with the others' length and never loses a token.
+/// A finished sequence of a batch follows the others' length and never loses a token.
 void apply_finished(RowState& row, std::size_t insertions, std::size_t deletions,
                     std::int64_t mask) {
   row.insert(row.begin(), insertions, Cell{mask, 0.0F, kUndecodedStep});
@@ -216,7 +216,7 @@ std::vector<RowState> applied_rows(const Frame& frame, const FrameDelta& delta) 
   return rows;
 }
 
-/// Most deltas only transfer: they need no copy of the frame.
+/// Most deltas only transfer, and so need no copy of the frame.
 bool only_transfers(const FrameDelta& delta) {
   return size_change(delta) == std::pair<std::size_t, std::size_t>{0, 0};
 }

@@ -5,9 +5,8 @@
 // Order and index rules, the same for one sequence and for each row of a batch:
 //   1. transfers: position `transfer_index[i]` of the frame before the delta takes the token
 //      `decoded_tokens[source]`, source = transfer_src_index[i] (transfer_index[i] when empty);
-//   2. insertions: `insert_index[i]` counts in the frame before any insertion. Value v inserts
-//   before
-//      element v, gen_length at the end. Equal indices keep the order in which they are listed;
+//   2. insertions: `insert_index[i]` counts in the frame before any insertion: v inserts before
+//      element v, gen_length at the end. Equal indices keep their order in the list;
 //   3. deletions: `delete_index[i]` counts in the frame after the insertions.
 // Every transferred and inserted token gets step = (largest step of its sequence before the delta)
 // + 1, unless the delta has explicit steps. In a batch, all active rows must insert the same number

@@ -39,7 +39,8 @@ H5Type file_type(Element element) {
     case Element::bf16:
       break;
   }
-  // bfloat16: the upper half of a float32. Fields before the size, or HDF5 refuses the size.
+  // bfloat16 is the upper half of a float32. Set the fields before the size, or HDF5 refuses the
+  // size.
   H5Type type(H5Tcopy(H5T_IEEE_F32LE));
   check(H5Tset_fields(type.get(), 15, 7, 8, 0, 7), "bfloat16 type", "set fields");
   check(H5Tset_precision(type.get(), 16), "bfloat16 type", "set precision");
@@ -75,7 +76,7 @@ void set_fill_value(const H5Plist& plist, Element element, const std::string& wh
   if (element == Element::i32 || element == Element::i64) {
     check(H5Pset_fill_value(plist.get(), H5T_NATIVE_INT64, &minus_one), where, "set fill value");
   } else if (element != Element::u8) {
-    // Given as raw words: HDF5's conversion of a NaN to a custom float is not needed then.
+    // As raw words: this avoids HDF5's conversion of a NaN to a custom float.
     const H5Type type = file_type(element);
     const std::uint16_t nan16 = 0x7FC0;
     const double nan64 = std::numeric_limits<double>::quiet_NaN();
@@ -125,8 +126,8 @@ File create_file(const std::string& path) {
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST), path, "set up");
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
-  // H5Fstart_swmr_write opens every dataset again with the file's defaults: without this each one
-  // gets a cache of 1 MB, which fills over a run.
+  // H5Fstart_swmr_write opens every dataset again with the file's defaults. Without this setting
+  // each one gets a cache of 1 MB, which fills during a run.
   check(H5Pset_cache(access.get(), 0, 1, 0, 0.75), path, "set up");
   H5File handle(check_id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), path,
                          "create the file"));
@@ -137,13 +138,13 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
   silence();
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
-  check(H5Pset_cache(access.get(), 0, 1, 0, 0.75), path, "set up");  // after H5Drefresh too
+  check(H5Pset_cache(access.get(), 0, 1, 0, 0.75), path, "set up");  // used after H5Drefresh too
   unsigned flags = H5F_ACC_RDONLY;
   if (mode == OpenMode::swmr_read || mode == OpenMode::dead_read) flags |= H5F_ACC_SWMR_READ;
   if (mode == OpenMode::swmr_write) flags = H5F_ACC_RDWR | H5F_ACC_SWMR_WRITE;
-  // A checksum that is wrong may be a write under way: HDF5 reads again after 1 ns, 2 ns, 4 ns...
-  // Its default of 100 attempts, for a SWMR writer too, sleeps for ever on a damaged file; 27 give
-  // up after 0.13 s. Where there is no other writer the first answer is the right one.
+  // A wrong checksum may mean a write in progress: HDF5 reads again after 1 ns, 2 ns, 4 ns... With
+  // its default of 100 attempts, even a SWMR writer sleeps forever on a damaged file. 27 attempts
+  // take 0.13 s. Without another writer the first answer is right.
   const unsigned attempts = mode == OpenMode::swmr_read ? 27 : 1;
   check(H5Pset_metadata_read_attempts(access.get(), attempts), path, "set up");
   const bool prefetches = mode != OpenMode::swmr_write && set_reading_driver(access);
@@ -161,16 +162,15 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
       throw CorruptTrace(
           fmt::format("{}: expected {} bytes, as its superblock says, got {}: the file was cut "
                       "off. HINT: copy it "
-                      "again; of what is there `blockscope repack --repair` keeps the rows that "
-                      "are whole, where "
-                      "enough is left to open it",
+                      "again; if enough is left to open it, `blockscope repack --repair` keeps the "
+                      "rows that are whole",
                       path, cut->expected, cut->bytes));
     }
   }
   H5File handle(check_id(opened, path, "open the file"));
   if (mode == OpenMode::swmr_write) {
-    // A writer killed between a flush and the next may have put metadata behind the end that the
-    // superblock tells; HDF5 then refuses to follow it ("addr overflow"). As h5clear --increment=0.
+    // A writer that is killed between two flushes may have written metadata after the superblock's
+    // end of file. HDF5 then refuses to read it ("addr overflow"). As h5clear --increment=0.
     check(H5Fincrement_filesize(handle.get(), 0), path, "restore the end of the file");
   }
   return File{std::move(handle), path, prefetches, mode, {}};
@@ -223,7 +223,8 @@ Dataset create_dataset(const File& file, const std::string& path, const DatasetL
   check(H5Pset_create_intermediate_group(links.get(), 1), where, "create groups");
   H5Type type = file_type(layout.element);
   const H5Plist access = uncached(where);
-  if (layout.deflate > 0) {  // without HDF5's default cache each write would inflate its chunk anew
+  // Without HDF5's default cache each write would inflate its chunk again.
+  if (layout.deflate > 0) {
     check(H5Pset_chunk_cache(access.get(), 521, 1U << 20U, 0.75), where, "set up");
   }
   H5Dataset handle(check_id(H5Dcreate2(file.handle.get(), path.c_str(), type.get(), space.get(),
@@ -247,7 +248,7 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
       check_id(H5Dopen2(file.handle.get(), path.c_str(), access.get()), where, "open the dataset"));
   const H5Plist plist(
       check_id(H5Dget_create_plist(dataset.handle.get()), where, "read the storage"));
-  check_storage(file, plist, where);  // before HDF5 asks a virtual one's files for its extent
+  check_storage(file, plist, where);  // before HDF5 opens a virtual dataset's files for its extent
   const H5Type found(check_id(H5Dget_type(dataset.handle.get()), where, "read the type"));
   dataset.type = file_type(element);
   if (H5Tequal(found.get(), dataset.type.get()) <= 0) {
@@ -274,7 +275,8 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
   if (H5Pget_layout(plist.get()) == H5D_VIRTUAL) open_parts(plist, file, path, dataset);
   dataset.filtered = H5Pget_nfilters(plist.get()) != 0;
   if (dataset.filtered) {
-    // With a cache, or every access to a compressed chunk would decompress it again.
+    // With a cache, because without it every access to a compressed chunk would decompress it
+    // again.
     check(H5Pset_chunk_cache(access.get(), 521, 1U << 20U, 0.75), where, "set up");
     dataset.handle = H5Dataset(check_id(H5Dopen2(file.handle.get(), path.c_str(), access.get()),
                                         where, "open the dataset"));
@@ -352,7 +354,7 @@ bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* d
   silence();
   hsize_t stored = 0;
   std::uint32_t filters = 0;
-  // The library trusts the size in the file, so it is compared with the buffer's first.
+  // The library trusts the size in the file, so compare it with the buffer's size first.
   const bool read =
       !dataset.filtered &&
       H5Dget_chunk_storage_size(dataset.handle.get(), offset.data(), &stored) >= 0 &&
@@ -367,7 +369,7 @@ void prefetch_chunk(const Dataset& dataset, std::span<const hsize_t> offset) {
   silence();
   const DriverMode prefetching(DriverMode::Kind::prefetch);
   std::uint32_t filters = 0;
-  std::byte unused{};  // HDF5 wants a buffer; nothing is written to it
+  std::byte unused{};  // HDF5 needs a buffer, but writes nothing to it
   H5Dread_chunk(dataset.handle.get(), H5P_DEFAULT, offset.data(), &filters, &unused);
   H5Eclear2(H5E_DEFAULT);
 }

@@ -81,7 +81,7 @@ std::optional<std::string> read_string_attribute(const File& file, const std::st
   const bool fixed = H5Tget_class(type.get()) == H5T_STRING &&
                      H5Tis_variable_str(type.get()) == 0 &&
                      H5Sget_simple_extent_npoints(space.get()) == 1;
-  // A string attribute of ours is a word; a huge size comes from a damaged file.
+  // Our string attributes are short; a huge size comes from a damaged file.
   const std::size_t size = fixed ? H5Tget_size(type.get()) : 0;
   if (!fixed || size == 0 || size > 65536) return std::nullopt;
   std::string value(size, '\0');

@@ -1,4 +1,4 @@
-// Where the values of a dataset lie in the file, as its chunk index tells.
+// Finds the values of a dataset in the file by its chunk index.
 #include <algorithm>
 
 #include "decode_record/hdf5/h5.h"
@@ -8,8 +8,8 @@
 namespace blockscope::h5 {
 namespace {
 
-/// HDF5 1.10 answers an error, not 0, for a chunk that was never written; any other error means
-/// that the chunk could not be looked for.
+/// For a chunk that was never written, HDF5 1.10 gives an error, not 0. Any other error means that
+/// the look-up failed.
 bool says_never_written() {
   bool found = false;
   const auto visit = [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {

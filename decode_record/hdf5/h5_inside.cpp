@@ -1,4 +1,4 @@
-// What keeps a trace inside its file. Whoever opens an object of a trace comes through here.
+// Keeps a trace inside its file. Every opening of an object of a trace calls these checks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,17 +18,17 @@ std::string kind_of(H5L_type_t type) {
 
 [[noreturn]] void refuse(std::string_view where, std::string_view expected, std::string_view got) {
   throw CorruptTrace(fmt::format(
-      "{}: expected {}, got {}. HINT: Blockscope writes no such file, and reads nothing "
-      "outside a trace but the traces that it was merged of.",
+      "{}: expected {}, got {}. HINT: Blockscope writes no such file. Outside a trace it reads "
+      "only the traces that it was merged from.",
       where, expected, got));
 }
 
-/// Only a merge refers to other files, and names them as it saw them from its own folder.
+/// Only a merge refers to other files. It names them relative to its own folder.
 void check_part(const File& file, const std::string& part, const std::string& where) {
   const std::filesystem::path path(part);
   const bool known = std::ranges::count(file.merged_of, valid_utf8(path.filename().string())) > 0;
   if (known && path.is_relative()) return;
-  refuse(where, "values in this file, or in a trace that it was merged of",
+  refuse(where, "values in this file, or in a trace that it was merged from",
          fmt::format("a reference to '{}'", part));
 }
 

@@ -35,11 +35,11 @@ bool set_reading_driver(const H5Plist& /*access*/) { return false; }
 
 namespace {
 
-/// What HDF5 holds of an open file; its own part comes first.
+/// HDF5's record of an open file. Its own part comes first.
 struct OpenedFile {
   H5FD_t base;
   H5FD_t* file;         // of HDF5's default driver
-  bool scattered;       // the kernel was told that guessing what comes next reads too much
+  bool scattered;       // the kernel was told not to read ahead
   std::uint64_t bytes;  // length of the file when it was last looked at; a live one grows
 };
 
@@ -58,15 +58,15 @@ herr_t close(H5FD_t* file) {
   return H5FDclose(owner->file);
 }
 
-/// Every opening is a file of its own. HDF5 would let two openings of one file share what they know
-/// of it, and H5Drefresh renews that for one of them only: the other then finds no chunks.
+/// Every opening counts as a different file. Else two openings of one file would share metadata,
+/// and H5Drefresh renews it for one of them only: the other then finds no chunks.
 int compare(const H5FD_t* a, const H5FD_t* b) {
   if (a == b) return 0;
   return std::less<>()(a, b) ? -1 : 1;
 }
 
 herr_t query(const H5FD_t* file, unsigned long* flags) {
-  // HDF5 asks for the driver's flags before there is a file, too.
+  // HDF5 also asks for the driver's flags before there is a file.
   return file == nullptr ? 0 : H5FDquery(inner(file), flags);
 }
 
@@ -110,7 +110,7 @@ void prefetch(H5FD_t* file, haddr_t address, size_t size) {
 
 herr_t read(H5FD_t* file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t size,
             void* buffer) {
-  // Metadata has checksums: zeros from behind the end are found out.
+  // Metadata has checksums, which detect zeros read after the end of the file.
   if (type != H5FD_MEM_DRAW) {
     return H5FDread(inner(file), type, transfer, address, size, buffer);
   }

@@ -2,9 +2,8 @@
 // call for what it does:
 //  - Data after the end of the file is an error. HDF5 gives zeros, so the last rows of a cut trace
 //    would read as zeros.
-//  - Every opening of a file is independent. Each one refreshes its own view of a file that is
-//  being
-//    written, and never uses the old lengths and chunk indices of another opening.
+//  - Every opening of a file is independent. Each one refreshes its own view of a live file, and
+//    never uses the old lengths and chunk indices of another opening.
 //  - One look-up in the chunk index finds a chunk's place in the file, and a chunk can be loaded in
 //    advance. H5Dread_chunk looks the chunk up and calls the driver, which only notes the address.
 //    (H5Dget_chunk_info visits all chunks in HDF5 1.10.)

@@ -1,6 +1,6 @@
-// Virtual datasets: the rows of a merged trace that stay in the files they were captured into. HDF5
-// lets any reader see them as one dataset; here the parts are opened and read directly, because
-// HDF5 itself gives fill values, not an error, for a part that is missing.
+// Virtual datasets: the rows of a merged trace stay in the files that they were captured into. HDF5
+// shows them to any reader as one dataset. This code opens and reads the parts directly, because
+// HDF5 gives fill values, not an error, for a missing part.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -110,8 +110,8 @@ void open_parts(const H5Plist& plist, const File& file, const std::string& path,
         (std::filesystem::absolute(file.path).parent_path() / part.file).lexically_normal();
     const auto refuse = [&](const std::string& what) {
       throw TraceError(fmt::format(
-          "{}: its rows {} to {} lie in {}: {}. HINT: a merged trace reads the files it was made "
-          "of; put them back where they were, or merge them again (with --copy for a file that "
+          "{}: its rows {} to {} are in {}: {}. HINT: a merged trace reads the files it was made "
+          "from; put them back where they were, or merge them again (with --copy for a file that "
           "needs no other).",
           dataset.name, part.first, part.first + part.rows - 1, name, what));
     };
@@ -119,7 +119,7 @@ void open_parts(const H5Plist& plist, const File& file, const std::string& path,
     if (part.first != next) refuse("the rows are not consecutive");
     next = part.first + part.rows;
     try {
-      File other = open_file(name, OpenMode::read);  // may refer to no third one
+      File other = open_file(name, OpenMode::read);  // must not refer to a third file
       Dataset opened = open_dataset(other, path, dataset.element, dataset.extent.size());
       dataset.sources.push_back({std::move(other), std::move(opened)});
     } catch (const TraceError& error) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kFramesDepth = 16;
 constexpr std::int64_t kFramesVersion = 2;
-constexpr float kRevokedConfidence = 1.0F;  // what WINO's deltas say of a mask that comes back
+constexpr float kRevokedConfidence = 1.0F;  // WINO's value for a token that is masked again
 
 std::vector<std::int64_t> read_tokens(const JsonNode& node, const ImportedTrajectory& facts) {
   std::vector<std::int64_t> tokens;
@@ -32,7 +32,7 @@ std::vector<std::int64_t> read_index(const JsonNode& list) {
   return index;
 }
 
-/// Empty where it is null or absent.
+/// Empty if it is null or absent.
 std::vector<std::int64_t> read_index(const JsonNode& node, const char* key) {
   return given(node, key) ? read_index(node.member(key)) : std::vector<std::int64_t>();
 }
@@ -119,7 +119,7 @@ class RecordReader {
     return end;
   }
 
-  /// What the sequence says of itself beside its frames.
+  /// Reads the facts of the sequence other than its frames.
   void check_head(const SequenceStart& start) const {
     if (given(record_, "sequence")) record_.member("sequence").integer(0);
     if (given(record_, "aborted") && record_.member("aborted").boolean()) {
@@ -146,7 +146,7 @@ class RecordReader {
       const bool masked = token == facts_.mask_token_id;
       const float sure = confidence.empty() ? kUntouchedConfidence
                                             : read_confidence(confidence[i], kUntouchedConfidence);
-      // One row can only tell of one step.
+      // One row can hold only one step.
       const std::int64_t step = steps[i].integer(masked ? kUndecodedStep : 0, 0);
       if (masked && step == kUndecodedStep && sure == kUntouchedConfidence) continue;
       row.transfer_src_index.push_back(static_cast<std::int64_t>(row.transfer_index.size()));
@@ -188,8 +188,8 @@ class RecordReader {
     }
   }
 
-  /// In d2Cache's own form decoded_tokens has an element for every position: the best token of
-  /// each that is a mask.
+  /// In d2Cache's own form, decoded_tokens has an element for every position: for a mask, the best
+  /// token.
   std::vector<BestToken> read_best(const SequenceDelta& row) const {
     std::vector<BestToken> best;
     const Frame& frame = state_.frame();
@@ -204,7 +204,7 @@ class RecordReader {
     return best;
   }
 
-  /// transfer_src_index where the file leaves it to transfer_index.
+  /// Sets transfer_src_index to transfer_index if the file leaves it out.
   static void fill_sources(SequenceDelta& row) {
     if (row.transfer_src_index.empty()) row.transfer_src_index = row.transfer_index;
   }
@@ -215,7 +215,8 @@ class RecordReader {
          ++i) {
       const auto at = static_cast<std::size_t>(row.transfer_index[i]);
       const auto source = static_cast<std::size_t>(row.transfer_src_index[i]);
-      if (at >= frame.gen_length || source >= row.decoded_tokens.size()) return;  // refused later
+      if (at >= frame.gen_length || source >= row.decoded_tokens.size())
+        return;  // add_step() refuses
       if (row.decoded_tokens[source] != facts_.mask_token_id ||
           frame.generated_tokens[at] == facts_.mask_token_id) {
         continue;
@@ -238,12 +239,12 @@ class RecordReader {
   ImportState state_;
 };
 
-/// Whichever of the two places says it.
+/// The value from whichever of the two places has it.
 const JsonNode& holder_of(const JsonNode& root, const JsonNode& record, const char* key) {
   return given(record, key) ? record : root;
 }
 
-/// What stands around the records holds for each of them.
+/// Values of the file around its records hold for each record.
 void check_around(const JsonNode& root, const std::vector<JsonNode>& records, const char* key,
                   std::int64_t least, std::int64_t most) {
   if (!given(root, key)) return;
@@ -254,7 +255,7 @@ void check_around(const JsonNode& root, const std::vector<JsonNode>& records, co
   }
 }
 
-/// One block, d2Cache's default, where nobody gives a length.
+/// Without a given length: one block, which is d2Cache's default.
 std::int64_t block_length_of(const JsonNode& root, const JsonNode& record,
                              const ImportFacts& facts) {
   const JsonNode& holder = holder_of(root, record, "block_length");

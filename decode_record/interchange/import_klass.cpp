@@ -18,7 +18,7 @@ using nlohmann::ordered_json;
 
 constexpr std::size_t kKlassDepth = 8;
 constexpr double kMostKl = 1e30;
-constexpr double kLeastKl = -0.01;  // 0, with room for the rounding of a sum
+constexpr double kLeastKl = -0.01;  // a little below 0, because sums are rounded
 constexpr std::int64_t kNoToken = -1;
 
 /// One element of all_tokens or decoded_tokens. Positions are absolute.
@@ -42,7 +42,7 @@ Token read_token_info(const JsonNode& node, const ImportedTrajectory& facts) {
   Token token;
   token.position = node.member("position").integer(0, kLargestLength - 1);
   const JsonNode id = node.member("token_id");
-  // A run without probabilities of every position says null for those that it did not decide.
+  // A run without probabilities for every position writes null for positions it did not decide.
   token.token = id.is_null() ? kNoToken : id.integer(0, facts.vocab_size - 1);
   token.confidence =
       read_confidence(node.member("confidence"), std::numeric_limits<float>::quiet_NaN());
@@ -114,8 +114,8 @@ class KlassReader {
   }
 
  private:
-  /// At the first step every position of the block is a mask: that says where the prompt ends, and
-  /// how long a block is.
+  /// At the first step every position of the block is a mask. So its masks say where the prompt
+  /// ends and how long a block is.
   SequenceStart start_of(const JsonNode& step, const std::vector<Token>& masks, std::int64_t end,
                          const ImportFacts& facts) {
     const JsonNode node = step.member("all_tokens");
@@ -128,7 +128,7 @@ class KlassReader {
     }
     if (facts.prompt_length && *facts.prompt_length != first) {
       node.complain(
-          fmt::format("expected the first mask at {}, behind the prompt that "
+          fmt::format("expected the first mask at {}, after the prompt that "
                       "--prompt-length or --input-ids gives, got {}",
                       *facts.prompt_length, first));
     }
@@ -155,7 +155,7 @@ class KlassReader {
     return start;
   }
 
-  /// The file lists the masks of the block, all of them, and nothing else.
+  /// The file must list exactly the masks of the block.
   static void check_masks(const JsonNode& step, const std::vector<Token>& masks,
                           const ImportState& state) {
     const std::int64_t origin = state.prompt_length();
@@ -181,7 +181,7 @@ class KlassReader {
     }
   }
 
-  /// What the trace has no place for.
+  /// Keeps the values that a trace has no dataset for.
   ordered_json add_step(const JsonNode& step, const std::vector<Token>& masks,
                         ImportState& state) const {
     check_masks(step, masks, state);

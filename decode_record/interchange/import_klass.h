@@ -1,6 +1,6 @@
 // Reads the trajectories that KLASS writes with --save_steps (shkim0116/KLASS,
-// src/model/llada_klass.py and src/dream_evaluation.py): one sequence in each file, an array of
-// steps with the tokens that were decoded and every token that was a mask. docs/interchange.md.
+// src/model/llada_klass.py and src/dream_evaluation.py). A file has one sequence: an array of
+// steps, each with the decoded tokens and with all tokens that were masks. See docs/interchange.md.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace blockscope {
 
-/// How the two programs of that repository write.
+/// What differs between the files of the two programs of that repository.
 struct KlassDialect {
   std::string_view name;
   std::int64_t first_step;
@@ -21,10 +21,10 @@ struct KlassDialect {
 inline constexpr KlassDialect kKlassLlada{"llada", 1, 4, 6};
 inline constexpr KlassDialect kKlassDream{"dream", 0, 6, 10};
 
-/// Throws TrajectoryError (file, place, expected, got) for a file that is no such array or
-/// contradicts itself, and UsageError for a fact that neither the file nor `facts` gives. The
-/// prompt's length and the block's are those of the first step's masks; a prompt that is not given
-/// is stored as masks. `kept` holds the texts and KL divergences.
+/// Throws TrajectoryError (file, place, expected, got) for a file that is not such an array or
+/// contradicts itself, and UsageError for a fact that neither the file nor `facts` gives. The first
+/// step's masks give the lengths of prompt and block. A prompt that is not given is stored as
+/// masks. `kept` holds the texts and KL divergences.
 ImportedTrajectory parse_klass(std::string_view text, const std::string& name,
                                const ImportFacts& facts);
 

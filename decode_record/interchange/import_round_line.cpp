@@ -10,7 +10,7 @@ namespace blockscope {
 namespace {
 
 constexpr std::int64_t kLongestPass = std::int64_t{1} << 60;  // ns
-constexpr double kMostProbability = 1.01;                     // room for the rounding of a sum
+constexpr double kMostProbability = 1.01;                     // above 1, because sums are rounded
 constexpr double kMostEntropy = 1e6;                          // nats
 
 std::int64_t count_accepted(const JsonNode& line, const std::vector<std::int64_t>& drafted,
@@ -21,7 +21,7 @@ std::int64_t count_accepted(const JsonNode& line, const std::vector<std::int64_t
   }
   if (count < drafted.size() && (target[count] == kUnknown || drafted[count] == kUnknown)) {
     line.complain(
-        "accepted: expected a number, because drafted and target do not tell it, got none");
+        "accepted: expected a number, because drafted and target do not determine it, got none");
   }
   return static_cast<std::int64_t>(count);
 }
@@ -70,7 +70,7 @@ void read_decision(const JsonNode& line, std::int64_t vocab_size, RoundRecord& r
     const auto elements = line.member("target").elements();
     if (elements.size() != count && elements.size() != count + 1) {
       line.member("target").refuse(fmt::format(
-          "an array of {}, or of {} with the token behind the last one", count, count + 1));
+          "an array of {}, or of {} with the token after the last one", count, count + 1));
     }
     for (std::size_t i = 0; i < elements.size(); ++i) {
       if (!elements[i].is_null()) target[i] = read_known_token(elements[i], vocab_size);

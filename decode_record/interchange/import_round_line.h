@@ -1,4 +1,4 @@
-// What one line of a file of rounds says of its round (import_rounds.h). Internal to that reader.
+// Reads the values of a round from its line in a file of rounds. Internal to import_rounds.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,17 @@
 
 namespace blockscope {
 
-/// A token of the vocabulary; the mask too only where it is one of these.
+/// A token of the vocabulary. The mask token must be in the vocabulary too.
 std::int64_t read_known_token(const JsonNode& node, std::int64_t vocab_size);
 
-/// NaN where it is not given.
+/// NaN if it is not given.
 float read_probability(const JsonNode& line, const char* name);
 
-/// accepted, next and target, each of which may follow from the others; `drafted` is there already.
+/// Reads accepted, next and target. Each may follow from the others. `drafted` must be read
+/// already.
 void read_decision(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round);
 
-/// Ranks, probabilities, entropies and times.
+/// Reads ranks, probabilities, entropies and times.
 void read_columns(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round);
 
 }  // namespace blockscope

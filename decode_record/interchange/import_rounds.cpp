@@ -25,10 +25,10 @@ constexpr std::int64_t kLongestBlock = std::int64_t{1} << 16;
 constexpr std::int64_t kMostValues = std::int64_t{1} << 25;
 constexpr std::size_t kMostNotes = 8;
 constexpr std::int64_t kRowsOfKeyframe = 64;
-// What a line costs at least, however few values it holds.
+// The least that a line costs, however few values it holds.
 constexpr std::int64_t kLeastOfSequence = 64;
 constexpr std::int64_t kLeastOfRound = 16;
-constexpr const char* kBehind = "rounds behind an answer's end: not kept";
+constexpr const char* kBehind = "rounds after an answer's end: not kept";
 
 std::string_view first_line(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -36,18 +36,18 @@ std::string_view first_line(std::string_view text) {
   return text.substr(begin, std::min(text.find('\n', begin), text.size()) - begin);
 }
 
-/// A sequence while its lines are read.
+/// The state of a sequence while its lines are read.
 struct OpenSequence {
   DraftedSequence sequence;
   std::optional<std::int64_t> gen_length;
   std::int64_t prompt_length = 0;
   bool stopped = false;   // at a stop token
-  bool finished = false;  // its end's line was read
+  bool finished = false;  // the line of its end was read
 
   std::int64_t position() const {  // of the next round
     return sequence.rounds.empty() ? prompt_length : sequence.rounds.back().after();
   }
-  std::int64_t& certain() {  // the token there
+  std::int64_t& certain() {  // the token at position()
     return sequence.rounds.empty() ? sequence.first_token : sequence.rounds.back().next;
   }
   bool over() const { return stopped || (gen_length && position() >= prompt_length + *gen_length); }
@@ -183,7 +183,7 @@ class RoundsReader {
     open.sequence.rounds.push_back(std::move(round));
   }
 
-  /// Where the round begins, and with which token.
+  /// Reads where the round begins, and with which token.
   void read_place(const JsonNode& line, OpenSequence& open, RoundRecord& round) const {
     const auto number = static_cast<std::int64_t>(open.sequence.rounds.size());
     if (given(line, "round") && line.member("round").integer(0) != number) {
@@ -200,7 +200,7 @@ class RoundsReader {
     if (!given(line, "token")) {
       if (before == kUnknown) {
         line.complain(
-            "token: expected the certain token, because no line before it says it, got none");
+            "token: expected the certain token, because no earlier line gives it, got none");
       }
       round.token = before;
       return;
@@ -229,7 +229,7 @@ class RoundsReader {
     const std::int64_t decided =
         open.position() - open.prompt_length + (open.certain() == kUnknown ? 0 : 1);
     sequence.start.gen_length = open.gen_length.value_or(std::max<std::int64_t>(decided, 1));
-    // A frame of the whole answer is stored every so many rows.
+    // Keyframes of the whole answer are stored at intervals of rows, so they limit the rows.
     const auto rows = 2 * static_cast<std::int64_t>(sequence.rounds.size()) + 1;
     if (sequence.start.gen_length > kMostValues / (1 + rows / kRowsOfKeyframe)) {
       throw TrajectoryError(fmt::format(
@@ -248,7 +248,7 @@ class RoundsReader {
     return open;
   }
 
-  /// A text or a number, which are two things.
+  /// A name: a text or a number. The text "1" and the number 1 are different names.
   static std::string key_of(const JsonNode& node) {
     return node.is_text() ? "\"" + node.text() : std::to_string(node.integer(0));
   }
@@ -261,7 +261,7 @@ class RoundsReader {
     return token != kUnknown && std::ranges::find(run_.stop_ids, token) != run_.stop_ids.end();
   }
 
-  /// As a capture ends: at a stop token in anything that the round made certain, within the answer.
+  /// A capture ends the same way: at a stop token among the round's certain tokens in the answer.
   bool stops_in(const OpenSequence& open, const RoundRecord& round) const {
     const auto inside = [&](std::int64_t position) {
       return !open.gen_length || position < open.prompt_length + *open.gen_length;
@@ -274,7 +274,7 @@ class RoundsReader {
     return inside(round.after()) && stops(round.next);
   }
 
-  /// A few bytes of a file must not become a disk full of rows.
+  /// A few bytes of a file must not fill a disk with rows.
   void spend(const JsonNode& line, std::int64_t values) {
     spent_ += values;
     if (spent_ <= kMostValues) return;

@@ -12,11 +12,11 @@
 namespace blockscope {
 namespace {
 
-// As in a trace: a probability with room for the rounding of a sum, or another measure below it.
+// As in a trace: a probability, a little above 1 because sums are rounded, or a smaller measure.
 constexpr double kLargestConfidence = 1.01;
 constexpr double kSmallestConfidence = -1e30;
 
-/// Runs `work`; a delta that does not fit is the file's fault.
+/// Runs `work`. A delta that does not fit becomes an error of the file.
 template <typename Work>
 auto blame(const JsonNode& node, const Work& work) {
   try {

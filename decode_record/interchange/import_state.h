@@ -1,5 +1,5 @@
-// One sequence of a foreign file while it is read: the frame as it stands, and the checks that
-// every step must pass, whatever form it is written in. Internal to the readers.
+// The state of one sequence while a foreign file is read: the present frame, and the checks that
+// every step must pass in any file format. Internal to the readers.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,24 @@
 
 namespace blockscope {
 
-/// Whether the member is there and not null; refuses what is no object.
+/// Whether the object has this member and it is not null. Refuses a node that is not an object.
 bool given(const JsonNode& node, const char* key);
 
-/// A probability, with room for the rounding of a sum, or a smaller measure; null: `missing`.
+/// A probability (a little above 1 is accepted, because sums are rounded) or a smaller measure;
+/// null gives `missing`.
 float read_confidence(const JsonNode& node, float missing);
 
 /// A token of the vocabulary, or the mask.
 std::int64_t read_token(const JsonNode& node, const ImportedTrajectory& facts);
 
-/// What both say must be the same; what nobody says is a UsageError that names the flag.
+/// The value that the flag or the file gives. If both give it, they must agree. If neither does,
+/// throws UsageError that names the flag.
 std::int64_t agreed(const std::optional<std::int64_t>& flag, const char* option,
                     const JsonNode& holder, const char* member, std::int64_t least,
                     std::int64_t most);
 
-/// Refuses a trajectory of more steps times positions than any run has: a few bytes of a file must
-/// not become a disk full of frames.
+/// Refuses a trajectory with more steps times positions than any run has: a few bytes of a file
+/// must not fill a disk with frames.
 void check_import_size(const JsonNode& node, std::size_t steps, std::size_t positions);
 
 /// Refuses a block longer than the longest sequence.
@@ -44,11 +46,11 @@ class ImportState {
   /// First and one past the last position of a block that exist in the frame.
   std::pair<std::int64_t, std::int64_t> range_of(std::int64_t block) const;
 
-  /// What stands there before the first step.
+  /// Sets the tokens that are decided before the first step.
   void begin(const JsonNode& node, const FrameDelta& delta);
-  /// A step. Refuses a delta that does not fit the frame, tokens outside the vocabulary, a token on
-  /// a position that holds one, and transfers in two blocks. A mask on a token takes it back: it
-  /// gets kUndecodedStep and kUntouchedConfidence.
+  /// Applies a step. Refuses a delta that does not fit the frame, tokens outside the vocabulary, a
+  /// token at a position that already has one, and transfers in two blocks. A transfer of the mask
+  /// takes a token back: the position gets kUndecodedStep and kUntouchedConfidence.
   void add_step(const JsonNode& node, FrameDelta delta, std::vector<BestToken> best);
 
   ImportedSequence finish(SequenceEnd end);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kImportedKey = "imported_from";
 
-/// Writes the rows of one sequence, with the frame as it stands before each of them.
+/// Writes the rows of one sequence, and keeps the frame before each row.
 class RowWriter {
  public:
   RowWriter(const ImportedTrajectory& facts, const ImportedSequence& sequence, TraceWriter& writer)
@@ -49,8 +49,7 @@ class RowWriter {
     std::fill_n(row.valid.begin(), end - row.block_start, std::uint8_t{1});
     count(row, end);
     add_best(step, row);
-    // KLASS's divergences stay in `kept`: they are of single positions, and text as the file has
-    // it.
+    // KLASS's divergences stay in `kept`, as text: the file has them for single positions only.
     row.revoked = step.revoked;
     append(std::move(row), step.delta, pass);
   }
@@ -58,7 +57,8 @@ class RowWriter {
   void end(const SequenceEnd& end) { writer_.end_sequence(index_, end); }
 
  private:
-  /// Masks of the block's input, and how many of its tokens differ from the step before.
+  /// Sets the masks in the block's input, and the number of its tokens that differ from the step
+  /// before.
   void count(TraceRow& row, std::int64_t end) {
     std::vector<std::int64_t> input;
     for (std::int64_t at = std::max(row.block_start, prompt_length_); at < end; ++at) {
@@ -103,7 +103,7 @@ class RowWriter {
   Frame frame_;
   std::int64_t block_ = -1;
   std::int64_t step_ = 0;
-  std::vector<std::int64_t> input_;  // of the block's step before
+  std::vector<std::int64_t> input_;  // input of the block's previous step
 };
 
 }  // namespace
@@ -111,7 +111,7 @@ class RowWriter {
 TraceMeta imported_model(const std::string& tool, std::int64_t vocab_size,
                          std::int64_t mask_token_id) {
   TraceMeta meta;
-  // A trace must have a shape; knows_model_shape() says that this one means nothing.
+  // A trace must have a shape. knows_model_shape() says that this one has no meaning.
   meta.num_layers = meta.num_heads = meta.num_kv_heads = meta.head_dim = meta.hidden_size = 1;
   meta.softmax_scale = 1.0;
   meta.vocab_size = vocab_size;

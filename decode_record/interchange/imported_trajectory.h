@@ -1,6 +1,6 @@
-// A decoding trajectory that another tool wrote, checked, and on its way into a trace: what the
-// readers of foreign files (import_klass.h, import_frames.h) make, and write_imported() stores.
-// Positions count after the prompt unless they are called absolute.
+// A checked decoding trajectory of another tool. The readers of foreign files (import_klass.h,
+// import_frames.h) make it, and write_imported() stores it as a trace. Positions count after the
+// prompt unless they are called absolute.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct ImportedStep {
 
 struct ImportedSequence {
   SequenceStart start;
-  SequenceDelta before;  ///< what differs from all masks before the first step; resolved
+  SequenceDelta before;  ///< tokens that are decided before the first step; resolved
   std::vector<ImportedStep> steps;
   SequenceEnd end;
 };
@@ -42,29 +42,29 @@ struct ImportedTrajectory {
   std::int64_t block_length = 0;
   bool block_causal = false;  ///< blocks count from position 0, not from the prompt's end
   std::vector<ImportedSequence> sequences;
-  std::string kept = "{}";         ///< JSON: what the trace has no dataset for
-  std::vector<std::string> notes;  ///< what of the file is not kept, one sentence each
+  std::string kept = "{}";         ///< JSON: values for which a trace has no dataset
+  std::vector<std::string> notes;  ///< parts of the file that are not kept, one sentence each
 };
 
-/// What the files do not say, or what must agree with what they say.
+/// Facts that the user gives: what the files lack, or what must agree with the files.
 struct ImportFacts {
   std::optional<std::int64_t> vocab_size;
   std::optional<std::int64_t> mask_token_id;
   std::optional<std::int64_t> block_length;
   std::optional<std::int64_t> prompt_length;
-  std::vector<std::int64_t> prompt;  ///< token ids, where the file holds none; may be empty
+  std::vector<std::int64_t> prompt;  ///< token ids, for a file without a prompt; may be empty
   bool block_causal = false;         ///< --block-causal
 };
 
-/// The metadata of a trace of level `trajectory` whose model nobody knows, but for these; blocks,
-/// run_json and pieces are the caller's.
+/// The metadata of a trace of level `trajectory` with an unknown model, except for these values.
+/// The caller sets blocks, run_json and pieces.
 TraceMeta imported_model(const std::string& tool, std::int64_t vocab_size,
                          std::int64_t mask_token_id);
 
-/// The metadata of its trace; run_json and pieces are the caller's.
+/// The metadata of the trajectory's trace. The caller sets run_json and pieces.
 TraceMeta imported_meta(const ImportedTrajectory& trajectory);
 
-/// Whether the trace knows its model's shape; an imported one does not, and says 1 everywhere.
+/// Whether the trace knows its model's shape. An imported trace does not; its sizes are all 1.
 bool knows_model_shape(const TraceMeta& meta);
 
 /// Appends all sequences. `between` is called before each of them.

@@ -19,7 +19,7 @@ namespace blockscope {
 namespace {
 
 constexpr std::int64_t kReuseVersion = 1;
-// 10,000 layers of 10,000 heads is far beyond any model, and keeps layers * heads in 64 bits.
+// No model has 10,000 layers of 10,000 heads. The limit keeps layers * heads in 64 bits.
 constexpr std::int64_t kMostHeads = 10'000;
 constexpr std::uintmax_t kMostBytes = std::uintmax_t{256} << 20;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -49,8 +49,8 @@ void check_same(const JsonNode& node, std::int64_t got, std::int64_t wanted) {
   }
 }
 
-/// With `wanted`, other models are refused before anything else is looked at: the first thing a
-/// user must hear about a file of another model is not the length of some array.
+/// With `wanted`, another model is refused before anything else is checked: the message for such a
+/// file must not be about the length of some array.
 ReuseModel read_model(const JsonNode& node, const std::optional<ReuseModel>& wanted) {
   ReuseModel model;
   model.layers = node.member("layers").integer(1, kMostHeads);
@@ -75,7 +75,7 @@ ReuseModel read_model(const JsonNode& node, const std::optional<ReuseModel>& wan
   return model;
 }
 
-/// [layers][heads] of what `read` makes of each element.
+/// [layers][heads]; `read` converts each element.
 template <typename T, typename Read>
 HeadMatrix<T> read_matrix(const JsonNode& node, const ReuseModel& model, const Read& read) {
   HeadMatrix<T> matrix;
@@ -117,7 +117,7 @@ ReusePoint read_point(const JsonNode& node, const ReuseModel& model) {
   point.mean_l1 = node.member("mean_l1").number_or_null(0.0, kInfinity);
   point.relative_l2_all_steps = node.member("relative_l2_all_steps").number_or_null(0.0, kInfinity);
   point.terms = node.member("terms").integer(0);
-  if (!node.has("relative_l2_reused")) return point;  // the file is older than these
+  if (!node.has("relative_l2_reused")) return point;  // an older file
   point.relative_l2_reused = node.member("relative_l2_reused").number_or_null(0.0, kInfinity);
   point.mean_l1_reused = node.member("mean_l1_reused").number_or_null(0.0, kInfinity);
   point.terms_reused = node.member("terms_reused").integer(0, point.terms);
@@ -156,7 +156,7 @@ void read_pins(const JsonNode& root, ReuseFile& file) {
                        node.member("head").integer(0, file.model.heads - 1),
                        node.member("reuse").boolean()};
     if (!file.pins.empty() && place(file.pins.back()) >= place(pin)) {
-      node.refuse("a head behind that of the pin before it, by layer and head");
+      node.refuse("a head after that of the pin before it, by layer and head");
     }
     const auto layer = static_cast<std::size_t>(pin.layer);
     const auto head = static_cast<std::size_t>(pin.head);
@@ -211,7 +211,7 @@ void read_predictions(const JsonNode& root, ReuseFile& file) {
   }
 }
 
-/// A mask that does not follow from the numbers beside it was edited, or damaged.
+/// Refuses a mask that does not follow from gamma, similarity and pins: it was edited or damaged.
 void check_mask(const JsonNode& root, const ReuseFile& file) {
   if (!file.gamma || file.similarity.empty()) return;
   if (file.granularity == ReuseGranularity::kv_group && file.model.kv_heads == 0) {

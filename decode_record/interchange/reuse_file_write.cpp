@@ -98,7 +98,7 @@ ordered_json file_json(const ReuseFile& file) {
   return json;
 }
 
-/// One line per inner array or point: a person can read the file, and a diff shows heads.
+/// One line per inner array or point, so that people can read the file and a diff shows heads.
 void print(const ordered_json& json, const std::string& indent, std::string& out) {
   const bool flat = !json.is_structured() ||
                     std::none_of(json.begin(), json.end(),

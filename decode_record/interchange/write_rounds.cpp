@@ -10,8 +10,9 @@
 namespace blockscope {
 namespace {
 
-/// Writes the rows of one sequence, as decode_drafted() reports them: a denoising row, the draft's
-/// pass, and a commit row, the target's. Without drafts the commit row is all.
+/// Writes the rows of one sequence, as decode_drafted() reports them: a denoising row for the
+/// draft's pass and a commit row for the target's. Without drafted tokens there is only a commit
+/// row.
 class RoundWriter {
  public:
   RoundWriter(const ImportedRounds& run, const DraftedSequence& sequence, TraceWriter& writer,
@@ -76,7 +77,7 @@ class RoundWriter {
     std::vector<float> confidence;
     const std::vector<float>& sure = round.values[kDraftConfidence];
     for (std::int64_t i = 0; i < round.accepted; ++i) {
-      // What lies behind the answer's end was accepted too, and is no part of it.
+      // Tokens after the answer's end were accepted too, but are not part of the answer.
       const std::int64_t at = round.position + 1 + i - prompt_length_;
       if (at >= sequence_.start.gen_length) break;
       const auto k = static_cast<std::size_t>(i);

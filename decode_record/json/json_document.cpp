@@ -20,7 +20,7 @@ std::string read_document(const std::string& path) {
   std::error_code error;
   const bool regular = std::filesystem::is_regular_file(path, error);
   std::ifstream stream;
-  if (regular) stream.open(path, std::ios::binary);  // opening a pipe would wait for its writer
+  if (regular) stream.open(path, std::ios::binary);  // opening a pipe would block
   if (!regular || !stream) {
     const bool exists = std::filesystem::exists(path, error);
     throw TrajectoryError(

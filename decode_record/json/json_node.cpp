@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-/// The value as it stands in the file, cut short.
+/// The value as text, shortened.
 std::string excerpt(const nlohmann::json& value) {
   constexpr std::size_t kLongest = 80;
   if (value.is_array()) return fmt::format("an array of {}", value.size());
@@ -28,7 +28,7 @@ void refuse_trajectory(const std::string& message) { throw TrajectoryError(messa
 
 void JsonNode::complain(const std::string& what) const {
   refusal_(fmt::format("{}: {}: {}", *file_, where_.empty() ? "file" : where_, what));
-  std::abort();  // a refusal throws
+  std::abort();  // never reached: a refusal throws
 }
 
 void JsonNode::refuse(const std::string& expected) const {

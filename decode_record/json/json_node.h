@@ -1,6 +1,6 @@
-// A value inside a JSON document that knows where it is, for strict readers: every access says what
-// was expected there, and a refusal reads "reuse.json: reuse[3][1]: expected true or false, got 1".
-// Internal to the readers of small JSON files.
+// A value inside a JSON document that knows its place, for strict readers. Every access states what
+// it expects; a refusal reads "reuse.json: reuse[3][1]: expected true or false, got 1". Internal to
+// the readers of small JSON files.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@
 
 namespace blockscope {
 
-/// Throws the message of a refusal as the error of the document's kind.
+/// Throws the message of a refusal, as the error type of the document.
 using JsonRefusal = void (*)(const std::string& message);
 [[noreturn]] void refuse_calibration(const std::string& message);  ///< CalibrationError
 [[noreturn]] void refuse_trajectory(const std::string& message);   ///< TrajectoryError
 
 class JsonNode {
  public:
-  /// The root. Both must outlive every node. `file` names the document in messages.
+  /// The root. `value` and `file` must outlive every node. Messages name the document by `file`.
   JsonNode(const nlohmann::json& value, const std::string& file,
            JsonRefusal refusal = refuse_calibration)
       : value_(&value), file_(&file), refusal_(refusal) {}
 
-  bool has(const char* key) const;  ///< a member with this name; refuses what is no object
+  bool has(const char* key) const;  ///< whether it has this member; refuses what is not an object
   JsonNode member(const char* key) const;
-  std::vector<std::string> keys() const;  ///< of its members; refuses what is no object
+  std::vector<std::string> keys() const;  ///< names of members; refuses what is not an object
   /// Elements of an array of `count` (any number if negative).
   std::vector<JsonNode> elements(std::int64_t count = -1) const;
 
@@ -39,9 +39,9 @@ class JsonNode {
   bool is_null() const { return value_->is_null(); }
   bool is_text() const { return value_->is_string(); }
 
-  /// "…: expected <expected>, got <this value>" as the document's kind of error.
+  /// Throws "…: expected <expected>, got <this value>" as the error type of the document.
   [[noreturn]] void refuse(const std::string& expected) const;
-  /// The same with words of the caller's own: "…: <what>".
+  /// Throws "…: <what>".
   [[noreturn]] void complain(const std::string& what) const;
   const std::string& where() const { return where_; }
 

@@ -22,8 +22,7 @@ std::string shown_name(const std::string& name) {
   return json(shown).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-/// The library's message holds line, column and reason; its "[json.exception...]" prefix helps
-/// nobody.
+/// The library's message without its "[json.exception...]" prefix: line, column and reason.
 std::string reason_of(const std::exception& error) {
   std::string reason = error.what();
   const std::size_t end = reason.find("] ");
@@ -31,7 +30,7 @@ std::string reason_of(const std::exception& error) {
   return reason.size() <= kLongestReason ? reason : reason.substr(0, kLongestReason) + "...";
 }
 
-/// Walks the text without keeping its values.
+/// Checks the text without keeping its values.
 class Checker : public nlohmann::json_sax<json> {
  public:
   Checker(std::size_t size, const JsonLimits& limits) : size_(size), limits_(limits) {}
@@ -98,7 +97,7 @@ class Checker : public nlohmann::json_sax<json> {
   std::size_t size_;
   JsonLimits limits_;
   std::size_t values_ = 0;
-  std::vector<std::unordered_set<std::string>> names_;  // of the members around this place
+  std::vector<std::unordered_set<std::string>> names_;  // member names of the enclosing objects
 };
 
 }  // namespace
@@ -116,7 +115,7 @@ std::string JsonFault::text(std::string_view fallback) const {
 }
 
 void check_json(std::string_view text, const JsonLimits& limits) {
-  // For the parser a NUL byte ends the text.
+  // The parser would stop at a NUL byte.
   const std::size_t nul = text.find('\0');
   if (nul != std::string_view::npos) {
     throw JsonFault(fmt::format("expected JSON and nothing else, got a NUL byte at {}", nul + 1),

@@ -23,8 +23,8 @@ off_t to_offset(std::uint64_t offset) { return static_cast<off_t>(offset); }
 
 bool LocatedValues::read_cached(std::span<std::byte> out) const {
 #ifdef RWF_NOWAIT
-  // A read may end early though more is there; only one without anything says that the disk is
-  // needed, or that this file system can't tell.
+  // A read may end early although more is in memory. Only an empty read means that the disk is
+  // needed, or that this file system can't say.
   for (std::size_t done = 0; done < bytes;) {
     iovec piece{out.data() + done, bytes - done};
     const ssize_t got = ::preadv2(descriptor, &piece, 1, to_offset(offset + done), RWF_NOWAIT);

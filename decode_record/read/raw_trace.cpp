@@ -80,8 +80,8 @@ void RawTrace::find_lengths() {
   set_length(Axis::text_byte, Field::sequence_bytes, text_bytes());
 }
 
-/// A finished trace keeps all its bytes, also those of texts that nothing points to since a resume.
-/// An unfinished one has room reserved behind them.
+/// A finished trace keeps all its bytes, even texts that nothing points to since a resume. In an
+/// unfinished trace, reserved room follows the bytes.
 std::int64_t RawTrace::text_bytes() const {
   const h5::Dataset& bytes = dataset(Field::sequence_bytes);
   if (complete_) {

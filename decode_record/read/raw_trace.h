@@ -1,5 +1,5 @@
-// A trace as bare datasets, cut to what was committed: elements as they lie in the file, without
-// the meaning a TraceReader adds. For tools that treat all datasets alike (inventory, comparison,
+// A trace as plain datasets, cut to what was committed: unconverted elements, without the meaning
+// that a TraceReader adds. For tools that treat all datasets alike (inventory, comparison,
 // repacking). Internal to decode_record.
 #pragma once
 
@@ -18,12 +18,12 @@ namespace blockscope {
 
 class RawTrace {
  public:
-  /// `checked`: every committed row must make sense and be there. `salvage`: the rows that are
-  /// whole, where the file was cut off or damaged; these make sense. `known`: the caller has
-  /// checked the trace just before.
+  /// `checked`: every committed row must be valid and complete. `salvage`: for a cut or damaged
+  /// file; only rows that are whole, and these must be valid. `known`: the caller has just checked
+  /// the trace.
   enum class Opening : std::uint8_t { checked, salvage, known };
-  /// Opens `path`; when it doesn't exist, `<path>.partial`. Throws NotATrace, UnsupportedVersion,
-  /// CorruptTrace or TraceError.
+  /// Opens `path`, or `<path>.partial` if `path` doesn't exist. Throws NotATrace,
+  /// UnsupportedVersion, CorruptTrace or TraceError.
   explicit RawTrace(const std::string& path, Opening opening = Opening::checked,
                     Writer writer = Writer::maybe);
 
@@ -31,7 +31,7 @@ class RawTrace {
   const TraceMeta& meta() const { return stored_.meta(); }
   std::uint64_t file_bytes() const { return stored_.file_bytes(); }
   bool complete() const { return complete_; }
-  /// [length(Axis::sequence)] As of the opening, as everything else.
+  /// [length(Axis::sequence)] As of the opening, like everything else.
   const std::vector<std::uint8_t>& finish_reasons() const {
     return stored_.committed().finish_reasons;
   }
@@ -40,7 +40,7 @@ class RawTrace {
 
   bool has(Field field) const { return stored_.has(field); }
   const h5::Dataset& dataset(Field field) const { return stored_.opened(field); }
-  /// Committed elements of a growing axis.
+  /// Number of committed elements of a growing axis.
   std::int64_t length(Axis axis) const { return lengths_[static_cast<std::size_t>(axis)]; }
   /// Shape of a dataset, its growing axis cut to what is committed.
   std::vector<hsize_t> shape(Field field) const;
@@ -48,10 +48,10 @@ class RawTrace {
   std::size_t row_bytes(Field field) const;
   /// Elements [first, first + count) of the first axis, raw words, all other axes whole.
   std::vector<std::byte> read(Field field, std::int64_t first, std::int64_t count) const;
-  /// The same of one layer, for datasets whose second axis is the layer.
+  /// The same for one layer, for datasets with the layer as second axis.
   std::vector<std::byte> read_layer(Field field, std::int64_t first, std::int64_t count,
                                     std::int64_t layer) const;
-  /// Integers (u8, i32 or i64) of rows of a dataset, widened.
+  /// Integers (u8, i32 or i64) of a dataset's rows, widened.
   std::vector<std::int64_t> read_integers(Field field, std::int64_t first,
                                           std::int64_t count) const;
 

@@ -10,10 +10,10 @@
 namespace blockscope {
 namespace {
 
-// One row of one dataset; more comes from a damaged file. (8B model: 19 MB.)
+// Largest row of one dataset (8B model: 19 MB). A larger one comes from a damaged file.
 constexpr std::size_t kLargestRow = std::size_t{1} << 32U;
 constexpr std::size_t kLargestRead = std::size_t{1} << 36U;
-// A read of this size must be of values that are there; deflate saves at most a factor of 1,032.
+// A read of this size is compared with the file's size; deflate saves at most a factor of 1,032.
 constexpr std::size_t kLargeRead = std::size_t{1} << 26U;
 constexpr std::size_t kLargestRatio = 1032;
 
@@ -42,16 +42,16 @@ void check_read_size(const h5::Dataset& dataset, std::uint64_t bytes, std::uint6
 StoredTrace::StoredTrace(const std::string& path, Writer writer)
     : file_(open_trace(path, writer)), bytes_(file_), meta_(read_header(file_)) {
   file_.merged_of = merged_files(meta_);
-  // All at once: what a command happens not to read is no reason to take the file for a trace.
+  // All at once: the file must be a valid trace even in parts that a command does not read.
   for (const DatasetSpec& spec : kDatasets) {
     if (has(spec.field)) h5::check_inside(file_, stored_path(spec, meta_));
   }
   look();
 }
 
-/// A writer flushes what rows and sequences hold, then how many sequences there are, how many rows,
-/// which sequences ended, and last that the run is complete. Whoever looks at these in the opposite
-/// order, and at everything else afterwards, finds all that they count.
+/// A writer flushes first the contents of rows and sequences, then the number of sequences, the
+/// number of rows, which sequences ended, and last that the run is complete. A reader that reads
+/// these in the opposite order, and everything else afterwards, finds all that they count.
 void StoredTrace::look() {
   expire();
   Committed now;
@@ -78,7 +78,7 @@ h5::Dataset& StoredTrace::dataset(Field field) const {
   const DatasetSpec& spec = spec_of(field);
   if (!slot.dataset) {
     slot.dataset = open(field);
-    slot.stale = true;  // HDF5 keeps what it knows of a dataset that was opened and closed before
+    slot.stale = true;  // HDF5 keeps metadata of a dataset that was opened and closed before
   }
   const bool may_grow = spec.extendible() && file_.mode == h5::OpenMode::swmr_read;
   if (slot.stale && may_grow) h5::refresh(*slot.dataset);
@@ -96,7 +96,7 @@ h5::Dataset StoredTrace::open(Field field) const {
   }
   h5::Dataset opened =
       h5::open_dataset(file_, stored_path(spec, meta_), file_element(spec, meta_), spec.rank);
-  // Pieces are not part of the meta that is read back.
+  // read_header() does not read the pieces.
   const bool free_length = spec.axes[0] == Axis::piece_boundary || spec.axes[0] == Axis::piece_byte;
   const std::vector<std::int64_t> shape =
       free_length ? std::vector<std::int64_t>(1) : shape_of(spec, meta_);
@@ -123,7 +123,7 @@ std::int64_t StoredTrace::cell(Field field) const {
   const std::size_t bytes = h5::size_of(target.element);
   std::int64_t value = 0;  // of a u8, its lowest byte
   std::int64_t before = 0;
-  do {  // as a writer may be about to change it
+  do {  // until two reads agree: a writer may be changing it
     before = value;
     bytes_.read(*address, &value, bytes, target.name);
   } while (value != before);
@@ -167,7 +167,7 @@ StoredTrace::Box StoredTrace::box(Field field, std::int64_t first, std::int64_t 
   }
   part.bytes = h5::size_of(target.element);
   for (const hsize_t length : part.shape()) part.bytes *= length;
-  // Asking for the size of the file is a call of the system, which small reads can do without.
+  // Small reads skip the system call for the size of the file.
   if (part.bytes > kLargeRead) check_read_size(target, part.bytes, bytes_.size());
   return part;
 }
@@ -241,7 +241,7 @@ std::int64_t StoredTrace::whole_rows(Field field, std::int64_t count, std::strin
   return whole;
 }
 
-/// Chunk after chunk, of one layer where chunks are made of layers.
+/// Checks chunk after chunk; for one layer, if each chunk holds one layer.
 std::int64_t StoredTrace::whole_rows_of_layer(Field field, std::int64_t layer, std::int64_t count,
                                               std::string* why) const {
   const h5::Dataset& target = dataset(field);
@@ -264,14 +264,14 @@ std::int64_t StoredTrace::whole_rows_of_layer(Field field, std::int64_t layer, s
     if (!place) continue;  // the recorder's filters left the row out
     const std::uint64_t there = place->offset >= end ? 0 : end - place->offset;
     const std::int64_t rows = std::min(step, count - first);
-    // A chunk of rows may lie across the end of the file; a compressed one is whole or not there.
+    // The file may end inside a chunk of rows. A compressed chunk is whole or missing.
     const auto kept = target.filtered
                           ? (there < place->bytes ? 0 : rows)
                           : static_cast<std::int64_t>(there / std::max<std::uint64_t>(row_size, 1));
     if (kept >= rows) continue;
     if (why != nullptr) {
-      *why = fmt::format("{}: the data of {} {} lies behind the end of the file, byte {}",
-                         target.name, to_string(spec_of(field).axes[0]), first + kept, end);
+      *why = fmt::format("{}: the data of {} {} is after the end of the file, byte {}", target.name,
+                         to_string(spec_of(field).axes[0]), first + kept, end);
     }
     return first + kept;
   }
@@ -279,8 +279,8 @@ std::int64_t StoredTrace::whole_rows_of_layer(Field field, std::int64_t layer, s
 }
 
 void StoredTrace::check_not_cut(std::int64_t rows) const {
-  if (file_.mode == h5::OpenMode::read) return;  // then HDF5 has looked at the length of the file
-  constexpr std::int64_t kRowsBack = 4096;       // a row that was recorded is somewhere among them
+  if (file_.mode == h5::OpenMode::read) return;  // HDF5 has checked the length of the file
+  constexpr std::int64_t kRowsBack = 4096;       // a recorded row is among the last so many
   for (const DatasetSpec& spec : kDatasets) {
     if (!has(spec.field) || !spec.per_row() || rows == 0) continue;
     const h5::Dataset& target = dataset(spec.field);

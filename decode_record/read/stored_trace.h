@@ -1,4 +1,4 @@
-// An open trace as raw rows of its datasets: HDF5 finds the bytes and hands them over as they are,
+// An open trace as raw rows of its datasets. HDF5 finds the bytes and returns them unconverted,
 // because its own conversion of bfloat16 is slow. Internal to decode_record.
 #pragma once
 
@@ -18,28 +18,29 @@
 
 namespace blockscope {
 
-/// What a trace holds, as of one moment. All that these count is in the file, whatever a writer
-/// adds.
+/// What a trace holds at one moment. All that these numbers count is in the file, whatever a writer
+/// adds later.
 struct Committed {
   std::int64_t rows = 0;
   std::int64_t sequences = 0;
-  bool complete = false;                     ///< the run ended by itself; nothing is added any more
-  std::vector<std::uint8_t> finish_reasons;  ///< [sequences]; those that ended have all their rows
+  bool complete = false;                     ///< the run ended by itself; nothing will be added
+  std::vector<std::uint8_t> finish_reasons;  ///< [sequences]; ended sequences have all their rows
 };
 
-/// Throw CorruptTrace for a row too large to be one, and for a read of more than a file of
-/// `file_bytes` can hold: values that were never written cost no disk, only the memory asked for.
+/// Throw CorruptTrace for an impossibly large row, and for a read of more than a file of
+/// `file_bytes` can hold. Values that were never written take no space on disk, but reading them
+/// takes memory.
 void check_row_size(const h5::Dataset& dataset);
 void check_read_size(const h5::Dataset& dataset, std::uint64_t bytes, std::uint64_t file_bytes);
 
 class StoredTrace {
  public:
-  /// Opens existing_trace(path) and looks.
+  /// Opens existing_trace(path) and calls look().
   explicit StoredTrace(const std::string& path, Writer writer = Writer::maybe);
 
-  /// As of the last look(). Lengths of datasets and their values are never older.
+  /// As of the last look(). Datasets and their lengths are at least as new.
   const Committed& committed() const { return committed_; }
-  /// Looks at what is committed now. Throws CorruptTrace when the datasets are shorter.
+  /// Reads how much is committed now. Throws CorruptTrace if the datasets are shorter.
   void look();
 
   const std::string& path() const { return file_.path; }
@@ -50,23 +51,24 @@ class StoredTrace {
   /// Rows along the first axis, as the file has them now.
   std::int64_t extent(Field field) const;
   const h5::Dataset& opened(Field field) const { return dataset(field); }
-  /// From now on values that are positions are checked (TraceCheck::positions()).
+  /// From now on, values that are positions are checked against this limit
+  /// (TraceCheck::positions()).
   void set_positions(std::int64_t positions) { positions_ = positions; }
 
-  /// How many of the first `count` rows of an extendible dataset have their bytes in the file, as
-  /// its chunk index tells; a chunk that can't be looked up ends them. `why` tells what stopped it.
+  /// How many of the first `count` rows of an extendible dataset have their bytes in the file, by
+  /// its chunk index. Stops at a chunk that can't be looked up. `why` gets the reason for stopping.
   std::int64_t whole_rows(Field field, std::int64_t count, std::string* why = nullptr) const;
-  /// Throws CorruptTrace when the file ends before the last of `rows` rows, as one that was cut.
+  /// Throws CorruptTrace if the file was cut: it ends before the last of `rows` rows.
   void check_not_cut(std::int64_t rows) const;
-  /// Throws TraceError when the chunks of a dataset can't be looked up, to its extent.
+  /// Throws TraceError if the chunks of a dataset can't be looked up, up to its extent.
   void check_index(Field field) const;
 
-  /// Elements [first, first + count) of the first axis in the file's element type; one recorded
-  /// layer, or all (kAllLayersOfRow).
+  /// Elements [first, first + count) of the first axis in the file's element type, for one recorded
+  /// layer or for all (kAllLayersOfRow).
   static constexpr std::int64_t kAllLayersOfRow = -1;
   std::vector<std::byte> read(Field field, std::int64_t first, std::int64_t count,
                               std::int64_t layer) const;
-  /// The same into `out`, which must have the size of the values.
+  /// The same into `out`, which must have exactly the size of the values.
   void read_into(Field field, std::int64_t first, std::int64_t count, std::int64_t layer,
                  std::span<std::byte> out) const;
   /// See TraceReader::prefetch.
@@ -83,7 +85,7 @@ class StoredTrace {
     std::optional<h5::Dataset> dataset;
     bool stale = false;
   };
-  /// The part of a dataset that a read asks for.
+  /// The part of a dataset that is read.
   struct Box {
     std::array<hsize_t, kMaxRank> starts{};
     std::array<hsize_t, kMaxRank> lengths{};
@@ -94,10 +96,10 @@ class StoredTrace {
   };
   h5::Dataset& dataset(Field field) const;
   h5::Dataset open(Field field) const;
-  /// The next access to a dataset looks at the file anew.
+  /// Makes the next access to each dataset refresh it from the file.
   void expire();
   std::int64_t cell(Field field) const;
-  /// The cell `committed`, which may not exceed the extent of `column`.
+  /// The value of the cell `committed`, which must not exceed the extent of `column`.
   std::int64_t count(Field committed, Field column) const;
   void check_range(Field field, std::int64_t first, std::int64_t count,
                    std::span<const std::byte> values) const;

@@ -13,12 +13,12 @@ namespace {
 
 constexpr std::size_t kWidenBytes = std::size_t{8} << 20U;  // bfloat16 words read at one time
 
-/// bfloat16 is widened as it is read.
+/// The type after reading: bfloat16 is widened.
 h5::Element as_read(h5::Element element) {
   return element == h5::Element::bf16 ? h5::Element::f32 : element;
 }
 
-/// bfloat16 words to the floats that they stand for.
+/// Converts bfloat16 words to floats.
 void widen(std::span<const std::uint16_t> words, std::byte* out) {
   for (const std::uint16_t word : words) {
     const std::uint32_t bits = std::uint32_t{word} << 16U;
@@ -90,7 +90,7 @@ void TraceArrays::read(std::string_view path, std::span<const std::int64_t> star
     h5::read_words(dataset, from, box, out.data());
     return;
   }
-  // Some of the first axis at a time: the words take half the room of the values once more.
+  // Part of the first axis at a time: the words need half as much memory again as the values.
   const std::size_t row = elements / static_cast<std::size_t>(count[0]);
   const auto most = std::max<hsize_t>(1, kWidenBytes / (2 * row));
   const hsize_t end = from[0] + box[0];

@@ -1,6 +1,5 @@
-// The datasets of a trace as arrays, any box of any of them: for programs that show a trace as a
-// whole, such as the Python package, and look its datasets up by name. Not thread-safe, like
-// TraceReader.
+// Reads any box of any dataset of a trace, by the dataset's name: for programs that show a trace as
+// a whole, such as the Python package. Not thread-safe, like TraceReader.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +14,16 @@ namespace blockscope {
 
 struct TraceArray {
   std::string path;                 ///< "/attention/external"
-  std::string type;                 ///< as read() gives it: "u8", "i32", "i64" or "f32"
+  std::string type;                 ///< the type that read() gives: "u8", "i32", "i64" or "f32"
   std::vector<std::string> axes;    ///< names of the dimension scales, as many as `shape`
-  std::vector<std::int64_t> shape;  ///< the growing axis cut to what was committed at opening
+  std::vector<std::int64_t> shape;  ///< the growing axis is cut to what was committed at opening
   std::string description;          ///< one line
-  std::string stored_type;          ///< in the file: `type`, or "bf16"
+  std::string stored_type;          ///< the type in the file: `type`, or "bf16"
 };
 
 class TraceArrays {
  public:
-  /// Opens `path` (or `<path>.partial`) a second time beside a TraceReader, which has checked it.
+  /// Opens `path` (or `<path>.partial`), which a TraceReader must have opened and checked before.
   /// Throws TraceError.
   explicit TraceArrays(const std::string& path);
   TraceArrays(TraceArrays&&) noexcept;
@@ -33,9 +32,9 @@ class TraceArrays {
 
   /// In the order of the schema.
   const std::vector<TraceArray>& list() const { return list_; }
-  /// Elements [start, start + count) along every axis, row-major, into `out`, which must have
-  /// exactly their size; bfloat16 is widened to float. What was never written is the fill value.
-  /// Throws UsageError for a dataset or a box that is not there.
+  /// Reads elements [start, start + count) along every axis, row-major, into `out`, which must have
+  /// exactly their size. bfloat16 is widened to float. Values that were never written are the fill
+  /// value. Throws UsageError for a dataset or a box that does not exist.
   void read(std::string_view path, std::span<const std::int64_t> start,
             std::span<const std::int64_t> count, std::span<std::byte> out) const;
 

@@ -1,5 +1,5 @@
-// See trace_check.h. A slab of rows is read column by column; the elements that the rows own are
-// read ahead in larger pieces.
+// See trace_check.h. A slab of rows is read column by column. The rows' elements are read in
+// advance in larger pieces.
 #include "decode_record/read/trace_check.h"
 
 #include <fmt/format.h>
@@ -146,7 +146,7 @@ std::int64_t TraceCheck::end_of(Field end_field, Field elements, std::int64_t ro
   return end;
 }
 
-/// Rows that are read together.
+/// Number of rows that are read together.
 std::int64_t TraceCheck::slab_rows() const {
   std::size_t widest = valid_bytes(trace_->meta());
   if (trace_->has(Field::query_end)) {
@@ -225,7 +225,7 @@ void TraceCheck::read_ends(std::int64_t count, Columns& columns) const {
   }
 }
 
-/// Of the next `count` rows: 0 or 1 for each position of the block.
+/// Checks /steps/valid of the next `count` rows: 0 or 1 for each position of the block.
 void TraceCheck::check_valid(std::int64_t count) const {
   const auto valid = trace_->read(Field::step_valid, rows_, count, -1);
   const auto beyond = std::ranges::find_if(valid, [](std::byte b) { return b > std::byte{1}; });
@@ -235,7 +235,7 @@ void TraceCheck::check_valid(std::int64_t count) const {
         std::to_integer<std::int64_t>(*beyond), 0, 1);
 }
 
-/// Those that `count` rows begin: each at most one.
+/// The keyframes of `count` rows: at most one per row.
 void TraceCheck::read_keyframes(std::int64_t count, Columns& columns, Elements& elements) const {
   const std::int64_t known = trace_->extent(Field::keyframe_end);
   const std::int64_t more =

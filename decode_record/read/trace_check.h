@@ -1,6 +1,6 @@
-// Whether a trace's columns make sense: every value that is an index, a count, a position, a token
-// or a step, and every range of CSR elements. Whoever reads a trace has it checked here first, so
-// that no command meets a value outside its range. Internal to decode_record.
+// Checks that a trace's columns are valid: every value that is an index, a count, a position, a
+// token or a step, and every range of CSR elements. Every reader of a trace runs this check first,
+// so no command meets a value outside its range. Internal to decode_record.
 #pragma once
 
 #include <cstddef>
@@ -15,26 +15,26 @@
 
 namespace blockscope {
 
-/// Reads columns from the first row to the last, once, a slab at a time. Throws CorruptTrace that
+/// Reads columns once, from the first row to the last, one slab at a time. Throws CorruptTrace that
 /// names the file, the dataset, the row, what was expected and what was found.
 class TraceCheck {
  public:
-  /// `trace` must outlive it. Sequences that are true in `cut` have no text, as those without an
+  /// `trace` must outlive it. Sequences that are true in `cut` have no text, like those without an
   /// end.
   explicit TraceCheck(const StoredTrace& trace, std::vector<bool> cut = {})
       : trace_(&trace), cut_(std::move(cut)) {}
 
-  /// The vocabulary.
+  /// Checks the vocabulary.
   void pieces() const;
-  /// Goes on to the first `count` sequences. Those that have not ended have no text yet.
+  /// Goes on until the first `count` sequences are checked. Those that have not ended have no text.
   void sequences(std::int64_t count);
-  /// Goes on to the first `count` rows, whose sequences were checked.
+  /// Goes on until the first `count` rows are checked. Their sequences must be checked before.
   void rows(std::int64_t count);
-  /// One more than the largest position that a token of these sequences can have.
+  /// One more than the largest position that a token of the checked sequences can have.
   std::int64_t positions() const { return positions_; }
 
  private:
-  /// A sequence behind the rows that were checked.
+  /// The state of a sequence after the rows that were checked.
   struct Sequence {
     std::int64_t prompt_length = 0;
     std::int64_t length = 0;  ///< of its frame
@@ -89,7 +89,7 @@ class TraceCheck {
   std::int64_t rows_ = 0;  // checked
   std::int64_t keyframes_ = 0;
   std::int64_t positions_ = 0;
-  std::vector<std::int64_t> seen_;  // by position: the last check_distinct() that met it
+  std::vector<std::int64_t> seen_;  // by position: number of the last check_distinct() that saw it
   std::int64_t looks_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// See trace_check.h: what a pass computed, and which tokens it took back. Both are looked at before
-// the row's frame changes.
+// See trace_check.h: what a pass computed, and which tokens it took back. Both are checked before
+// the row's delta is applied to the frame.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,12 +8,12 @@
 
 namespace blockscope {
 
-/// A token taken back stood there, and the same row masks its position.
+/// A token that is taken back must be at its position, and the same row must mask the position.
 void TraceCheck::check_revocations(const Columns& columns, std::size_t i, Sequence& sequence,
                                    Elements& elements) {
   const std::int64_t row = columns.first + static_cast<std::int64_t>(i);
   const std::int64_t mask = trace_->meta().mask_token_id;
-  // The transfers, which check_delta() looks at afterwards.
+  // The transfers, which check_delta() checks later.
   const std::int64_t first = Columns::begin(columns.delta_end, i, columns.delta_start);
   check(Field::delta_end, "row", row, columns.delta_end[i], first,
         std::min(trace_->extent(Field::delta_position), first + sequence.length));
@@ -53,7 +53,7 @@ void TraceCheck::check_revocations(const Columns& columns, std::size_t i, Sequen
   follow_moves(columns, i, sequence, elements);
 }
 
-/// Insertions and deletions move the tokens behind them.
+/// Insertions and deletions move the tokens after them.
 void TraceCheck::follow_moves(const Columns& columns, std::size_t i, Sequence& sequence,
                               Elements& elements) const {
   const std::int64_t row = columns.first + static_cast<std::int64_t>(i);
@@ -93,7 +93,7 @@ void TraceCheck::follow_moves(const Columns& columns, std::size_t i, Sequence& s
   }
 }
 
-/// Ranges of a layer rise, lie in the sequence, and have a gap between two.
+/// Ranges of a layer must rise, be inside the sequence, and have gaps between them.
 void TraceCheck::check_cache(const Columns& columns, std::size_t i, const Sequence& sequence,
                              Elements& elements) const {
   const std::int64_t row = columns.first + static_cast<std::int64_t>(i);

@@ -1,4 +1,4 @@
-// What TraceCheck reads of a trace at one time. Internal to trace_check*.cpp.
+// The part of a trace that TraceCheck reads at one time. Internal to trace_check*.cpp.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr std::array<CacheFields, 3> kCacheFields{
      {Field::key_end, Field::key_start, Field::key_stop},
      {Field::value_end, Field::value_start, Field::value_stop}}};
 
-/// A CSR column, read forwards and ahead, never beyond the committed elements.
+/// A CSR column, read forwards and in advance, but only up to the committed elements.
 template <typename Value>
 class ElementColumn {
  public:
@@ -33,7 +33,7 @@ class ElementColumn {
     const auto buffered = static_cast<std::int64_t>(values_.size());
     if (begin < first_ || end > first_ + buffered) {
       first_ = begin;
-      // What is asked for in any case: a damaged last end makes the limit too small.
+      // At least up to `end`: a damaged last end can make the limit too small.
       const std::int64_t ahead = std::max(end, std::min(limit_, begin + kElementsAhead));
       values_ = trace_->column<Value>(field_, begin, ahead - begin);
     }
@@ -57,12 +57,13 @@ struct TraceCheck::Columns {
       delete_end, keyframe, prefix_end;
   std::vector<std::int64_t> keyframe_row, keyframe_end;  // from keyframe `first_keyframe` on
   std::int64_t first_keyframe = 0;
-  std::int64_t keyframe_start = 0;  // where that one's elements begin
+  std::int64_t keyframe_start = 0;  // first element of keyframe `first_keyframe`
   // Where the elements of the slab's first row begin.
   std::int64_t delta_start = 0, insert_start = 0, delete_start = 0, prefix_start = 0;
   std::vector<std::int64_t> revoke_end;
   std::int64_t revoke_start = 0;
-  /// Of queries, keys and values: [row, model layer], and where the slab's first begins.
+  /// For queries, keys and values: ends [row, model layer], and where the slab's first range
+  /// begins.
   std::array<std::vector<std::int64_t>, 3> cache_end;
   std::array<std::int64_t, 3> cache_start{};
 

@@ -1,4 +1,4 @@
-// See trace_check.h: one row against the rows of its sequence before it.
+// See trace_check.h: checks one row against the earlier rows of its sequence.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-// A probability, with room for the rounding of a sum; other measures of sureness are smaller.
+// A probability, a little above 1 because sums are rounded; other confidences are smaller.
 constexpr float kLargestConfidence = 1.01F;
 constexpr std::int64_t kLargestInt64 = std::numeric_limits<std::int64_t>::max();
 
@@ -59,7 +59,7 @@ void TraceCheck::check_step(const Columns& columns, std::size_t i, Sequence& seq
   sequence.step = step;
 }
 
-/// Keyframes are numbered in the order of the rows they stand before.
+/// Keyframes are numbered in the order of the rows that they precede.
 void TraceCheck::check_keyframe(const Columns& columns, std::size_t i, Sequence& sequence,
                                 Elements& elements) {
   const std::int64_t row = columns.first + static_cast<std::int64_t>(i);
@@ -148,7 +148,7 @@ void TraceCheck::check_prefix(const Columns& columns, std::size_t i, const Seque
             positions - 1);
 }
 
-/// A token is one of the vocabulary, or what stands for "not decided".
+/// A token must be in the vocabulary, or mean "not decided".
 void TraceCheck::check_tokens(Field field, std::int64_t row,
                               std::span<const std::int32_t> tokens) const {
   const TraceMeta& meta = trace_->meta();
@@ -162,7 +162,7 @@ void TraceCheck::check_tokens(Field field, std::int64_t row,
   }
 }
 
-/// Whatever decided a token was a step; only a mask may wait for one.
+/// A decided token must have a step; only a mask may have none.
 void TraceCheck::check_decided(Field field, std::int64_t row, std::span<const std::int32_t> steps,
                                std::span<const std::int32_t> tokens, std::int64_t most) const {
   const std::int64_t mask = trace_->meta().mask_token_id;

@@ -66,7 +66,7 @@ h5::File open_trace(const std::string& path, Writer writer) {
     try {
       return open_named(name, writer);
     } catch (const TraceLocked&) {
-      // A writer that goes on with a file has it alone for a moment.
+      // A writer that resumes a file locks it exclusively for a moment.
       if (std::chrono::steady_clock::now() >= give_up) throw;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     } catch (const TraceError&) {

@@ -1,5 +1,4 @@
-// From the name of a trace to the open file, whoever is writing or renaming it meanwhile. Internal
-// to decode_record.
+// Opens a trace by its name, even while a writer writes or renames it. Internal to decode_record.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +14,7 @@ namespace blockscope {
 class ReadOnlyFile {
  public:
   explicit ReadOnlyFile(const std::string& path);
-  /// Of the file that HDF5 has open, whatever its name leads to by now.
+  /// For the file that HDF5 has open, even if its name refers to another file by now.
   explicit ReadOnlyFile(const h5::File& file);
   ReadOnlyFile(ReadOnlyFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   ReadOnlyFile& operator=(ReadOnlyFile&& other) noexcept {
@@ -24,22 +23,22 @@ class ReadOnlyFile {
   }
   ~ReadOnlyFile();
   std::uint64_t size() const;
-  /// Throws CorruptTrace when the bytes are not all there.
+  /// Throws CorruptTrace if the file ends before the last byte.
   void read(std::uint64_t offset, void* data, std::size_t bytes, const std::string& where) const;
 
  private:
   int fd_ = -1;
 };
 
-/// `path`, or `<path>.partial` when only that exists; of `<path>.partial`, `path` when its run
+/// `path`, or `<path>.partial` if only that exists. For `<path>.partial`: `path` if the run has
 /// ended meanwhile.
 std::string existing_trace(const std::string& path);
 
-/// Who else may have the file open.
+/// Whether a writer may have the file open.
 enum class Writer : std::uint8_t { maybe, none };
 
-/// Opens a trace for reading, finished or not: also one whose writer is alive, was killed, or which
-/// was cut off afterwards. Follows existing_trace(), and waits up to a second for a writer that is
+/// Opens a trace for reading, finished or not, even if its writer is alive or was killed, or if the
+/// file was cut later. Follows existing_trace(), and waits up to a second for a writer that is
 /// opening the file. Throws NotATrace or TraceError.
 h5::File open_trace(const std::string& path, Writer writer);
 

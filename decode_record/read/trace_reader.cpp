@@ -195,7 +195,7 @@ SequenceInfo TraceReader::sequence(std::int64_t index) const {
   }
   info.finish_reason = static_cast<FinishReason>(reason);
   info.score = std::numeric_limits<float>::quiet_NaN();
-  if (info.finish_reason == FinishReason::unfinished) return info;  // the text may not be there
+  if (info.finish_reason == FinishReason::unfinished) return info;  // may have no text yet
   info.score = impl_->value<float>(Field::sequence_score, index);
   info.text = impl_->text(Field::sequence_text_start, Field::sequence_text_length, index);
   return info;

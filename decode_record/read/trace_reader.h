@@ -1,7 +1,7 @@
-// Reads a trace, finished or `.partial`, also while it is being written (then refresh() picks up
-// new rows). Streams: a call reads the rows asked for and never a whole dataset. Everything in the
-// file is checked; a damaged file gives TraceError, never anything else. Not thread-safe; all
-// readers of a process share HDF5's one lock, so use them from one thread.
+// Reads a trace, finished or `.partial`, even while it is being written (refresh() picks up new
+// rows). A call reads only the requested rows, never a whole dataset. Everything in the file is
+// checked; a damaged file always gives TraceError. Not thread-safe. All readers of a process share
+// HDF5's one lock, so use them from one thread.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 namespace blockscope {
 
 struct TraceInfo {
-  std::string path;  ///< the file really opened
+  std::string path;  ///< the file that was really opened
   std::int64_t format_version = 0;
   TraceMeta meta;                  ///< without `pieces`: see TraceReader::pieces()
   bool complete = false;           ///< the run ended by itself
@@ -52,28 +52,28 @@ struct StepColumns {
   std::vector<std::uint8_t> kind, recorded;
 };
 
-/// What is fixed for a trace, finished or `.partial`, without `pieces`; nothing else in it is read
-/// or checked. Throws as TraceReader does.
+/// The fixed metadata of a trace, finished or `.partial`, without `pieces`. Nothing else in the
+/// file is read or checked. Throws as TraceReader does.
 TraceMeta read_trace_meta(const std::string& path);
 
 class TraceReader {
  public:
-  /// Opens `path`; when it doesn't exist, `<path>.partial`. Throws NotATrace, UnsupportedVersion,
-  /// CorruptTrace or TraceError.
+  /// Opens `path`, or `<path>.partial` if `path` doesn't exist. Throws NotATrace,
+  /// UnsupportedVersion, CorruptTrace or TraceError.
   explicit TraceReader(const std::string& path);
   TraceReader(TraceReader&&) noexcept;
   TraceReader& operator=(TraceReader&&) noexcept;
   ~TraceReader();
 
   const TraceInfo& info() const;
-  /// Picks up rows committed since; follows the rename at the end of a run. True when there is
-  /// news.
+  /// Picks up rows that were committed since the last call, and follows the rename at the end of a
+  /// run. True if anything changed.
   bool refresh();
 
   bool has(Field field) const;
   StepColumns steps(std::int64_t first_row, std::int64_t count) const;
   SequenceInfo sequence(std::int64_t index) const;
-  /// Per sequence: 1 when it was cut by a kill and decoded again under another index.
+  /// Per sequence: 1 if a kill cut it and it was decoded again under another index.
   std::vector<std::uint8_t> aborted() const;
   /// Rows of a sequence, ascending.
   std::vector<std::int64_t> rows_of(std::int64_t sequence) const;
@@ -85,27 +85,27 @@ class TraceReader {
   /// The same for one row and one recorded layer (index into meta.layers).
   std::vector<float> read_floats_at(Field field, std::int64_t row, std::int64_t layer) const;
   std::vector<std::int32_t> read_ints_at(Field field, std::int64_t row, std::int64_t layer) const;
-  /// Rows [first_row, first_row + count) as they lie in the file (bfloat16 words are not widened)
-  /// into the caller's buffer, which must have exactly their size; one recorded layer of a dataset
-  /// with a layer axis, or kAllLayersOfRow.
+  /// Reads rows [first_row, first_row + count) unconverted (bfloat16 words are not widened) into
+  /// `out`, which must have exactly their size. `layer`: one recorded layer of a dataset with a
+  /// layer axis, or kAllLayersOfRow.
   static constexpr std::int64_t kAllLayersOfRow = -1;
   void read_raw(Field field, std::int64_t first_row, std::int64_t count, std::int64_t layer,
                 std::span<std::byte> out) const;
-  /// Asks the system to have what read_raw would read of one row in memory soon, and from then on
-  /// to read nothing of the file that was not asked for. Only for arrays stored in a chunk of their
-  /// own per row and layer, or per row; no effect for others, and for compressed and merged files.
+  /// Asks the system to load into memory soon what read_raw would read of one row. From then on,
+  /// the system reads nothing else of the file ahead. Works only for arrays with one chunk per row,
+  /// or per row and layer. No effect for other arrays, and for compressed and merged files.
   void prefetch(Field field, std::int64_t row, std::int64_t layer) const;
-  /// Where what read_raw would read of one row lies; nullopt where it does not lie in one piece as
-  /// it is (compressed, more than a chunk or part of one, never written): read_raw then. The values
-  /// of a merged trace are found in the files it was made of.
+  /// The place of what read_raw would read of one row. nullopt if the values are not one
+  /// unconverted piece (compressed, not exactly one chunk, or never written); use read_raw then.
+  /// The values of a merged trace are found in the files that it was made from.
   std::optional<LocatedValues> locate(Field field, std::int64_t row, std::int64_t layer) const;
-  /// Whether the row's values of this dataset were written (they are fill values otherwise).
+  /// Whether the row's values of this dataset were written; if not, they are fill values.
   bool written(Field field, std::int64_t row, std::int64_t layer) const;
 
-  /// External keys or values of one layer of a row. Committed ones of positions [0, length), from
-  /// the prefill and commit rows before `row`; in a bidirectional trace those of every position
-  /// outside the row's block, as the latest row up to and with `row` wrote them. field = prefix_key
-  /// or prefix_value; values [length, kv_head, channel].
+  /// External keys or values of one layer of a row; field = prefix_key or prefix_value; values
+  /// [length, kv_head, channel]. These are the committed ones of positions [0, length), from the
+  /// prefill and commit rows before `row`. In a bidirectional trace they are those of every
+  /// position outside the row's block, as last written by a row up to and including `row`.
   struct Prefix {
     std::vector<std::int32_t> positions;  ///< [length], ascending
     std::vector<float> values;            ///< [length, recorded KV heads, head_dim]
@@ -114,20 +114,20 @@ class TraceReader {
 
   /// What row `row` decided (an empty delta for most prefill and commit rows), with explicit steps.
   FrameDelta delta(std::int64_t row) const;
-  /// The state of the row's sequence before the row.
+  /// The state of the row's sequence before this row.
   Frame frame_before(std::int64_t row) const;
-  /// Frame t of a sequence: the state before its t-th denoising row, t from 0; t = their number
-  /// gives the state after all rows. Throws FrameError when out of range.
+  /// Frame t of a sequence: the state before its t-th denoising row, t from 0. If t is the number
+  /// of denoising rows: the state after all rows. Throws FrameError when out of range.
   Frame frame(std::int64_t sequence, std::int64_t t) const;
   /// The trajectory of a sequence: one delta per denoising row.
   DecodeRecord decode_record(std::int64_t sequence) const;
 
-  /// What row `row` computed, by model layer (has_cache); the rows around it are read with it.
+  /// What row `row` computed, by model layer (has_cache). Reads and keeps the rows around it too.
   std::vector<LayerRanges> cache(std::int64_t row) const;
   /// The tokens that row `row` took back; none without has_revocations.
   std::vector<RevokedToken> revoked(std::int64_t row) const;
 
-  /// Vocabulary piece of a token as bytes; empty when the trace has none.
+  /// Vocabulary piece of a token as bytes; empty if the trace has none.
   std::string piece(std::int64_t token) const;
   std::int64_t num_pieces() const;
 

@@ -1,4 +1,4 @@
-// The part of TraceReader about what rows computed and took back.
+// The part of TraceReader that reads what rows computed and took back.
 #include <algorithm>
 
 #include "decode_record/read/trace_check_columns.h"

@@ -9,7 +9,7 @@
 namespace blockscope {
 namespace {
 
-/// Deltas in a file must fit the frames they apply to; when they don't, the file is at fault.
+/// Deltas in a file must fit the frames that they apply to. If they don't, the file is damaged.
 template <typename Work>
 auto blame_file(const std::string& path, Work work) {
   try {

@@ -15,10 +15,10 @@ class TraceReader::Impl {
  public:
   explicit Impl(const std::string& path);
 
-  /// Throws unless 0 <= row < committed rows, and so on.
+  /// Throw unless the rows are committed, or the sequence is.
   void check_rows(std::int64_t first, std::int64_t count) const;
   void check_sequence(std::int64_t sequence) const;
-  /// Rows per sequence up to the committed ones.
+  /// The committed rows of a sequence.
   struct Rows {
     std::vector<std::int64_t> all;
     std::vector<std::int64_t> denoise;
@@ -28,7 +28,7 @@ class TraceReader::Impl {
   void read_counts();
   std::vector<std::int64_t> prompt(std::int64_t sequence) const;
   std::string text(Field start, Field length, std::int64_t sequence) const;
-  /// [begin, end) of a row in the elements that `end_field` counts.
+  /// The range [begin, end) of a row in the elements that `end_field` counts.
   std::pair<std::int64_t, std::int64_t> range(Field end_field, std::int64_t row,
                                               Field elements) const;
   FrameDelta delta(std::int64_t row) const;

@@ -1,4 +1,4 @@
-// What integers that are positions, tokens or marks may be. Internal to decode_record.
+// The ranges of integers that are positions, tokens or marks. Internal to decode_record.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ namespace blockscope {
 /// "3", "0 to 3", "0 or more".
 std::string interval_text(std::int64_t least, std::int64_t most);
 
-/// What the values of a dataset of integers with a row axis must lie in; nullopt: they are no
-/// indices. `positions` as TraceCheck::positions().
+/// The range of the values of an integer dataset with a row axis; nullopt: they are not indices.
+/// `positions` as TraceCheck::positions().
 std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::int64_t positions);
 
-/// Throws CorruptTrace unless every value of rows [first, first + rows) of `dataset`, whose
-/// elements have 1 or 4 bytes, lies in its bounds.
+/// Throws CorruptTrace unless every value of rows [first, first + rows) of `dataset` is within its
+/// bounds. `element_bytes`: 1 or 4.
 void check_values(std::string_view dataset, std::size_t element_bytes, const ValueBounds& bounds,
                   std::int64_t first, std::size_t rows, std::span<const std::byte> values);
 

@@ -1,5 +1,5 @@
-// See whole_rows.h. Each dataset limits the rows or the sequences; ranges of elements limit the
-// rows that own them.
+// See whole_rows.h. Each dataset limits the rows or the sequences. Ranges of elements limit their
+// rows.
 #include "decode_record/read/whole_rows.h"
 
 #include <fmt/format.h>
@@ -65,7 +65,7 @@ class Search {
     return trace_.column<std::int32_t>(field, first, count);
   }
 
-  /// Prompts, names, answers and metrics were there before the first row of their sequence.
+  /// Prompts, names, answers and metrics are written before the first row of their sequence.
   void limit_sequences_by_texts() {
     result_.cut.assign(static_cast<std::size_t>(result_.sequences), false);
     constexpr std::pair<Field, Field> kParts[] = {
@@ -85,7 +85,7 @@ class Search {
       std::string why;
       const std::int64_t there = trace_.whole_rows(elements, trace_.extent(elements), &why);
       for (std::size_t i = 0; i < start.size(); ++i) {
-        if (text && reasons[i] == 0) continue;  // has none yet
+        if (text && reasons[i] == 0) continue;  // has no text yet
         if (start[i] + length[i] <= there) continue;
         if (!text) {
           lose_sequences(static_cast<std::int64_t>(i), why);
@@ -120,7 +120,7 @@ class Search {
     }
   }
 
-  /// The first keyframe that is not whole ends the rows before the first row it stands before.
+  /// If a keyframe is not whole, the rows end before the row that it precedes.
   void limit_by_keyframes() {
     std::int64_t keyframes = 0;
     for (std::int64_t first = 0; first < result_.rows; first += kScanRows) {
@@ -169,8 +169,8 @@ class Search {
     lose_rows(first_row_with(Field::step_sequence, result_.sequences), result_.why);
   }
 
-  /// Sequences that own a lost row. Where a lost row's owner is lost too, every sequence that has
-  /// not decided as many tokens as it has positions may be its owner.
+  /// Marks sequences that own a lost row. If a lost row's owner is unknown, every sequence with
+  /// undecided positions may be its owner.
   void mark_cut_sequences() {
     if (result_.rows == result_.committed_rows) return;
     const std::int64_t known = trace_.whole_rows(Field::step_sequence, result_.committed_rows);
@@ -195,7 +195,7 @@ class Search {
           revokes ? longs(Field::revoke_end, first, part) : std::vector<std::int64_t>(ends.size());
       for (std::size_t i = 0; i < owners.size(); ++i) {
         const bool valid = owners[i] >= 0 && std::cmp_less(owners[i], missing.size());
-        // Taking a token back is a transfer, and undoes one.
+        // Taking a token back is a transfer and undoes an earlier one.
         const std::int64_t decided = ends[i] - begin - 2 * (revoked[i] - revoked_begin);
         if (valid)
           missing[static_cast<std::size_t>(owners[i])] -= static_cast<std::int32_t>(decided);

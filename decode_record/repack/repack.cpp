@@ -1,4 +1,4 @@
-// See repack.h: what the inputs must have in common, what the output says of itself, its file.
+// See repack.h: checks the inputs, makes the output's header and its file.
 #include "decode_record/repack/repack.h"
 
 #include <fmt/format.h>
@@ -93,9 +93,10 @@ TraceMeta output_meta(const RawTraces& traces, const RepackOptions& options) {
   return meta;
 }
 
-/// Whether another file can show the trace's arrays: it holds them itself, and nothing behind them.
+/// Whether another file can show the trace's arrays: they are in the trace's own file, without
+/// extra rows.
 bool can_be_shown(const RawTrace& trace) {
-  if (trace.meta().format_version != kTraceFormatVersion) return false;  // others have other names
+  if (trace.meta().format_version != kTraceFormatVersion) return false;  // has other dataset names
   return std::ranges::all_of(kDatasets, [&](const DatasetSpec& spec) {
     if (!trace.has(spec.field) || !is_virtual(spec)) return true;
     const h5::Dataset& dataset = trace.dataset(spec.field);
@@ -103,7 +104,7 @@ bool can_be_shown(const RawTrace& trace) {
   });
 }
 
-/// The inputs as a virtual output names them; none when their arrays must be copied.
+/// The inputs as a virtual output names them; empty if their arrays must be copied.
 std::vector<VirtualSource> virtual_sources(const RawTraces& traces, const std::string& output,
                                            const RepackOptions& options) {
   const bool can = traces.size() > 1 && options.deflate == 0 && !options.copy && !options.repair &&

@@ -1,5 +1,5 @@
-// See repack_copy.h. Works on bare datasets: chunks that were never written stay unwritten, columns
-// go through memory a slab at a time, and only the columns that hold indices are looked into.
+// See repack_copy.h. Works on plain datasets. Chunks that were never written stay unwritten.
+// Columns go through memory one slab at a time. Only columns that hold indices are changed.
 #include "decode_record/repack/repack_copy.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ constexpr std::int64_t kSlabBytes = 4 << 20;
 
 using Lengths = std::array<std::int64_t, static_cast<std::size_t>(Axis::count)>;
 
-/// The axis whose elements a column counts; its values are shifted when files are merged.
+/// The axis that a column's values count. A merge shifts these values.
 std::optional<Axis> counted_axis(Field field) {
   switch (field) {
     case Field::row:
@@ -59,7 +59,7 @@ void add_to_elements(std::vector<std::byte>& bytes, h5::Element element, std::in
   }
 }
 
-/// Sequences without an end are cut: they are marked, and a text that may be torn is dropped.
+/// Sequences without an end are cut: marks them, and drops a text that may be incomplete.
 class CutSequences {
  public:
   explicit CutSequences(const RawTrace& trace) {
@@ -151,7 +151,7 @@ class Repacker {
       copy_chunks(trace, spec, count);
       return;
     }
-    // Whole chunks of the output at a time, so that no chunk is compressed twice.
+    // Copies whole chunks of the output at a time, so that no chunk is compressed twice.
     const auto row =
         static_cast<std::int64_t>(std::max<std::size_t>(trace.row_bytes(spec.field), 1));
     const std::int64_t chunk = chunk_of(spec, trace.meta()).front();
@@ -170,7 +170,7 @@ class Repacker {
     }
   }
 
-  /// Chunks of one row (and layer); those that the recorder's filters left out stay absent.
+  /// Copies chunks of one row (and layer). Those that the recorder's filters left out stay absent.
   void copy_chunks(const RawTrace& trace, const DatasetSpec& spec, std::int64_t count) {
     const bool by_layer = spec.storage == Storage::row_layer;
     const std::int64_t layers = by_layer ? axis_length(Axis::layer, trace.meta()) : 1;
@@ -201,7 +201,7 @@ class Repacker {
     }
   }
 
-  /// The next file begins behind this one.
+  /// Shifts the indices of the next file by the lengths of this one.
   void advance(const RawTrace& trace) {
     const std::int64_t rows = trace.length(Axis::row);
     if (rows > 0) {

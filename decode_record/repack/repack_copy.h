@@ -1,4 +1,4 @@
-// The rows of repack's inputs, one file after the other, into its output. Internal to
+// Copies the rows of repack's inputs, one file after the other, into its output. Internal to
 // decode_record.
 #pragma once
 
@@ -13,8 +13,9 @@ namespace blockscope {
 
 using RawTraces = std::vector<std::unique_ptr<RawTrace>>;
 
-/// Copies everything that grows, all indices shifted by what came before; of a virtual output only
-/// what it does not show of its inputs. Counts rows, sequences and cut sequences in the result.
+/// Copies all growing datasets, with indices shifted by the earlier inputs. For a virtual output,
+/// leaves out the datasets that it shows from its inputs. Counts rows, sequences and cut sequences
+/// in the result.
 RepackResult copy_traces(const RawTraces& traces, TraceFile& output, bool is_virtual,
                          const RepackOptions& options);
 

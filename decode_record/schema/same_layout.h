@@ -1,4 +1,4 @@
-// Whether the rows of two runs have the same datasets: what a resumed run and a merge must share.
+// Checks that the rows of two runs have the same datasets, as a resume and a merge need.
 #pragma once
 
 #include <string>
@@ -7,9 +7,8 @@
 
 namespace blockscope {
 
-/// Throws UsageError naming the first field that differs and decides about datasets. `wanted` is
-/// that of a run which would resume `path`, or that of the trace `other`, which `path` is merged
-/// with.
+/// Throws UsageError that names the first differing field that affects datasets. `wanted` is the
+/// meta of a run that would resume `path`, or of the trace `other` that `path` is merged with.
 void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std::string& path,
                        const std::string& other = "");
 

@@ -1,5 +1,5 @@
-// What a row says beside its scalars and arrays: what a pass of a bidirectional model computed, and
-// the tokens it took back. The writer takes these, the reader returns them.
+// Events of a row, in addition to its scalars and arrays: what a pass of a bidirectional model
+// computed, and the tokens that it took back. The writer takes them, and the reader returns them.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@ struct PositionRange {
 /// The ranges of ascending positions.
 std::vector<PositionRange> ranges_of(std::span<const std::int64_t> positions);
 
-/// What a pass computed at one layer of the model; ranges ascending, with a gap between two.
+/// What a pass computed at one layer of the model. Ranges are ascending, with gaps between them.
 struct LayerRanges {
-  std::vector<PositionRange> query;  ///< query, attention and FFN
-  std::vector<PositionRange> key;    ///< entries written
+  std::vector<PositionRange> query;  ///< rows with query, attention and FFN
+  std::vector<PositionRange> key;    ///< cache entries written
   std::vector<PositionRange> value;
 };
 
-/// A token taken back: the row masks its position again.
+/// A token that was taken back: the row masks its position again.
 struct RevokedToken {
   std::int64_t position = 0;  ///< after the prompt
-  std::int64_t token = 0;     ///< what stood there
-  float confidence = 0.0F;    ///< the probability that condemned it
+  std::int64_t token = 0;     ///< the token before it was masked
+  float confidence = 0.0F;    ///< its probability when it was masked again (WINO)
 };
 
 }  // namespace blockscope

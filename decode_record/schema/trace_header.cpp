@@ -16,7 +16,7 @@ namespace {
 constexpr std::array<std::string_view, 2> kArrayTypeNames{"bfloat16", "float32"};
 constexpr std::array<std::string_view, 2> kNormaliserNames{"prefix", "prefix+block"};
 constexpr std::string_view kHeadOrder = "head = kv_head * (num_heads / num_kv_heads) + g";
-// A JSON text of the header is a few KB; more comes from a damaged file.
+// A JSON text of the header has a few KB; a larger one comes from a damaged file.
 constexpr hsize_t kLargestText = 64U << 20U;
 
 struct IntField {
@@ -35,11 +35,11 @@ constexpr std::array<IntField, 8> kModelInts{{{"num_layers", &TraceMeta::num_lay
 constexpr std::array<IntField, 3> kRunInts{{{"block_length", &TraceMeta::block_length},
                                             {"set_size", &TraceMeta::set_size},
                                             {"selected_size", &TraceMeta::selected_size}}};
-// At the root, only where router choices were recorded: other traces stay as schema 1 had them.
+// At the root, only if router choices were recorded: other traces stay as in schema 1.
 constexpr std::array<IntField, 2> kRouterInts{{{"experts_per_token", &TraceMeta::experts_per_token},
                                                {"num_experts", &TraceMeta::num_experts}}};
 
-// Likewise only where they are true.
+// Likewise, only if they are true.
 struct Mark {
   const char* name;
   bool TraceMeta::*member;
@@ -49,9 +49,9 @@ constexpr std::array<Mark, 4> kMarks{{{"has_cache", &TraceMeta::has_cache},
                                       {"has_kl", &TraceMeta::has_kl},
                                       {"has_draft", &TraceMeta::has_draft}}};
 
-// Likewise, a column of meta.draft_cost each; their length is the attribute kDraftCosts.
+// Likewise: each is a column of meta.draft_cost. Their length is the attribute kDraftCosts.
 constexpr const char* kDraftCosts = "draft_costs";
-// One for each block length, of which nobody tries as many; more come from a damaged file.
+// One for each block length. More than this comes from a damaged file.
 constexpr std::int64_t kMostDraftCosts = 65536;
 struct CostField {
   Field field;
@@ -321,7 +321,7 @@ TraceMeta read_header(const h5::File& file) {
   meta.array_type = static_cast<ArrayType>(index_of(file, kArrayTypeNames, "array_type"));
   meta.has_residual = required_int(file, "/", "has_residual") != 0;
   meta.has_shadow = required_int(file, "/", "has_shadow") != 0;
-  // Traces from before there were such models don't say.
+  // Older traces, from before such models, don't have it.
   meta.bidirectional = h5::read_int_attribute(file, "/model", "bidirectional").value_or(0) != 0;
   for (const IntField& field : kRunInts) {
     meta.*field.member = required_int(file, "/", field.name);

@@ -1,5 +1,5 @@
-// The part of a trace that is written once: attributes, axis coordinates, texts. Read back as a
-// TraceMeta. Internal to decode_record.
+// The part of a trace that is written once: attributes, axis coordinates, texts. It is read back as
+// a TraceMeta. Internal to decode_record.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta);
 /// The bytes of a `fixed` dataset.
 std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& meta);
 
-/// Everything but `pieces`. Throws NotATrace, UnsupportedVersion or CorruptTrace.
+/// Reads everything but `pieces`. Throws NotATrace, UnsupportedVersion or CorruptTrace.
 TraceMeta read_header(const h5::File& file);
 
 }  // namespace blockscope

@@ -49,7 +49,7 @@ constexpr bool table_is_in_field_order() {
 }
 static_assert(table_is_in_field_order());
 
-// Columns are read by ranges of rows: small chunks keep a short trace small, and 1,024 rows of a
+// Columns are read by ranges of rows. Small chunks keep a short trace small, and 1,024 rows of a
 // scalar cost one disk read.
 constexpr std::size_t kColumnChunkBytes = 64U << 10U;
 constexpr std::size_t kColumnChunkRows = 1024;
@@ -205,7 +205,8 @@ std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta) {
 
 std::int64_t file_bytes(const TraceMeta& meta, const TraceExtent& extent) {
   // Measured with HDF5 1.10 (test_capture_scale.py): an object header with attributes, scales and
-  // the first block of the chunk index; and the index itself, 8 bytes a chunk in growing blocks.
+  // the first block of the chunk index, and the index itself with 8 bytes per chunk in growing
+  // blocks.
   constexpr std::int64_t kObject = 5000;
   constexpr std::int64_t kIndexEntry = 12;
   std::int64_t bytes = 2 * kObject;

@@ -1,5 +1,4 @@
-// Which datasets a trace has, and their sizes: trace_schema.h's table applied to one run's
-// TraceMeta.
+// Which datasets a trace has, and their sizes: the table of trace_schema.h for one run's TraceMeta.
 #pragma once
 
 #include <array>
@@ -16,7 +15,8 @@ namespace blockscope {
 
 const DatasetSpec& spec_of(Field field);
 
-/// Where the name, answer, metric and text of a sequence begin among its bytes, and their lengths.
+/// The datasets that say where the name, answer, metric and text of a sequence begin in
+/// /sequences/bytes, and their lengths.
 inline constexpr std::pair<Field, Field> kSequenceTexts[] = {
     {Field::sequence_name_start, Field::sequence_name_length},
     {Field::sequence_answer_start, Field::sequence_answer_length},
@@ -28,11 +28,11 @@ std::string_view to_string(Axis axis);
 /// Whether a trace with this meta holds the dataset.
 bool exists_in(const DatasetSpec& spec, const TraceMeta& meta);
 
-/// Large arrays, without indices into other datasets: what a merge shows where they lie instead of
-/// copying them.
+/// Whether a merge shows this dataset from its inputs instead of copying it: a large array without
+/// indices into other datasets.
 bool is_virtual(const DatasetSpec& spec);
 
-/// Elements along a fixed axis (not the first one of an extendible dataset).
+/// Number of elements along a fixed axis (not the first axis of an extendible dataset).
 std::int64_t axis_length(Axis axis, const TraceMeta& meta);
 
 /// Bytes of one element in the file.
@@ -47,7 +47,7 @@ std::vector<std::int64_t> chunk_of(const DatasetSpec& spec, const TraceMeta& met
 /// Bytes of one row (one index of the first axis) of an extendible dataset.
 std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta);
 
-/// How long the growing axes of a trace become, by Axis, and how many of its rows have arrays (the
+/// The final lengths of a trace's growing axes, by Axis, and how many of its rows have arrays (the
 /// recorder's filters leave out the others).
 struct TraceExtent {
   std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths{};

@@ -19,9 +19,9 @@ constexpr std::array<std::string_view, 5> kLevelNames{"trajectory", "summary", "
                                                       "full"};
 constexpr std::array<std::string_view, 5> kReasonNames{"unfinished", "length", "stop", "replayed",
                                                        "interrupted"};
-// No model comes near; keeps products of sizes in range when they come from a damaged file.
+// No model comes near. It keeps products of sizes in range if they come from a damaged file.
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;
-// A day: of no pass, and exact in a double.
+// One day: longer than any pass, and exact in a double.
 constexpr std::int64_t kLongestPassNs = std::int64_t{86'400} * 1'000'000'000;
 
 void check_size(std::string_view name, std::int64_t value, std::int64_t smallest) {

@@ -1,5 +1,5 @@
 // What is fixed for a whole trace before its first row: the model's shape, what is recorded, and
-// the texts that say exactly what ran. Everything here is written before decoding starts.
+// the texts that say exactly what ran. All of it is written before decoding starts.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace blockscope {
 
-/// Positions of a prompt, or behind it; no model comes near.
+/// The most positions of a prompt, or after a prompt. No model comes near.
 inline constexpr std::int64_t kLargestLength = std::int64_t{1} << 24;
 
 /// Recorder levels; each includes the ones before it.
@@ -27,14 +27,14 @@ RecordLevel parse_record_level(std::string_view name);
 /// Element type of the large arrays ([row, layer, head, block, channel] and the like).
 enum class ArrayType : std::uint8_t { bf16, f32 };
 
-/// Over which keys the probabilities behind the top-k sets are normalised (MAGE eq. 3: prefix).
+/// The keys over which the probabilities for the top-k sets are normalised (MAGE eq. 3: prefix).
 enum class SetNormaliser : std::uint8_t { prefix, prefix_and_block };
 
-/// What a round of drafted decoding costs with blocks of this length: median times.
+/// The median times of a round of drafted decoding with blocks of this length.
 struct DraftCost {
   std::int64_t block_length = 1;
   std::int64_t context_length = 0;  ///< keys before the block
-  std::int64_t draft_ns = 0;        ///< what the draft adds to a round; 0 where nothing is drafted
+  std::int64_t draft_ns = 0;        ///< time that the draft adds to a round; 0: nothing is drafted
   std::int64_t target_ns = 0;       ///< the target's pass over the block
 };
 
@@ -50,8 +50,8 @@ struct TraceMeta {
   std::int64_t vocab_size = 0;
   std::int64_t mask_token_id = -1;  ///< -1: the model has none (autoregressive)
   std::int64_t logit_shift = 0;     ///< 0: logits of position p predict p; 1: they predict p + 1
-  bool bidirectional = false;  ///< external keys are all outside the block, not those before it
-  double softmax_scale = 0.0;  ///< scores are q . k * softmax_scale
+  bool bidirectional = false;       ///< external keys are all outside the block, not only before it
+  double softmax_scale = 0.0;       ///< scores are q . k * softmax_scale
 
   // The run.
   std::int64_t block_length = 0;  ///< B
@@ -63,17 +63,17 @@ struct TraceMeta {
   SetNormaliser set_normaliser = SetNormaliser::prefix;
   std::int64_t selected_size = 0;      ///< keys a sparse policy selects; 0: no /attention/selected
   bool has_residual = false;           ///< the policy keeps a residual part
-  bool has_shadow = false;             ///< exact values are computed beside the policy
+  bool has_shadow = false;             ///< exact values are computed in addition to the policy's
   bool has_cache = false;              ///< /cache says what each pass computed
   bool has_revocations = false;        ///< the strategy can take tokens back
   bool has_kl = false;                 ///< the strategy measures /prediction/kl
   bool has_draft = false;              ///< the model drafts for a target: /draft
   std::vector<DraftCost> draft_cost;   ///< rising block lengths 1 to B; empty: no /draft/cost
-  std::int64_t experts_per_token = 0;  ///< of recorded router choices; 0: no /router
-  std::int64_t num_experts = 0;        ///< that a router chooses from; 0 without /router
+  std::int64_t experts_per_token = 0;  ///< in recorded router choices; 0: no /router
+  std::int64_t num_experts = 0;        ///< experts that a router chooses from; 0 without /router
   ArrayType array_type = ArrayType::bf16;
 
-  /// Resolved config, checkpoint digest, where each value is from.
+  /// Resolved config, checkpoint digest, source of each value.
   std::string model_json = R"({"requested":""})";
   /// Policy, decoding parameters, seed, versions, command line.
   std::string run_json = R"({"version":""})";
@@ -83,7 +83,7 @@ struct TraceMeta {
   void record_everything();
 };
 
-/// Throws UsageError, naming the field, when the numbers contradict each other.
+/// Throws UsageError that names the field if the numbers contradict each other.
 void check_meta(const TraceMeta& meta);
 
 /// A stable identity of a prompt: SHA-256 of its token ids as little-endian int64.
@@ -96,7 +96,7 @@ enum class PassKind : std::uint8_t { prefill = 0, denoise = 1, commit = 2 };
 
 /// Why a sequence ended, as stored in /sequences/finish_reason.
 enum class FinishReason : std::uint8_t {
-  unfinished = 0,  ///< still decoding, or cut by a kill (then `aborted` is set by a resume)
+  unfinished = 0,  ///< still decoding, or cut by a kill (then a resume sets `aborted`)
   length = 1,      ///< all blocks decoded
   stop = 2,        ///< a stop token was found
   replayed = 3,    ///< the replayed trajectory ended
@@ -104,7 +104,7 @@ enum class FinishReason : std::uint8_t {
 };
 
 std::string_view to_string(FinishReason reason);
-/// The reason of this name, if it is one.
+/// The reason with this name, if there is one.
 std::optional<FinishReason> parse_finish_reason(std::string_view name);
 
 }  // namespace blockscope

@@ -1,7 +1,7 @@
 // Schema 2 of the trace file: every dataset with its path, element type, axes and storage. This
-// table is the only place that knows them; TraceWriter, TraceReader and docs/trace_format.md follow
-// it (a test compares the document with the table). Longer than a usual header because the table is
-// one line per dataset.
+// table is the only definition. TraceWriter, TraceReader and docs/trace_format.md follow it (a test
+// compares the document with the table). The header is long because the table has a line per
+// dataset.
 #pragma once
 
 #include <array>
@@ -46,7 +46,7 @@ enum class Field : std::uint8_t {
   value_stop,
   // predictions of every pass
   prediction_token, prediction_confidence, prediction_kl_step1, prediction_kl,
-  // what a target made of a draft's block
+  // a target's decisions on a draft's block
   draft_accepted, draft_token, draft_confidence, draft_target_token, target_rank_under_draft,
   target_probability_under_draft, drafted_rank_under_target, drafted_probability_under_target,
   draft_entropy, draft_target_entropy,
@@ -55,7 +55,7 @@ enum class Field : std::uint8_t {
   // attention as it was used
   attention_external, attention_internal, attention_lse_external, attention_lse_internal,
   attention_residual, attention_lse_residual, attention_reused, attention_selected,
-  // exact values beside the policy
+  // exact values, in addition to the policy's
   shadow_external, shadow_lse_external, shadow_output_error, shadow_key_cosine,
   shadow_value_cosine, shadow_attention_cosine,
   // top-k sets of exact attention
@@ -294,26 +294,26 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
     {F::revoke_token, "/frames/revoke_token", i32, 1, {A::revocation}, S::column, E::revocations,
      "that token"},
     {F::revoke_confidence, "/frames/revoke_confidence", f32, 1, {A::revocation}, S::column,
-     E::revocations, "the probability that condemned it"},
+     E::revocations, "its probability when masked again"},
     // what a pass of a bidirectional model computed, CSR over (row, model layer)
     {F::query_end, "/cache/query_end", i64, 2, rm, S::column, E::cache,
      "end of the row's layer in query_start, query_stop"},
     {F::query_start, "/cache/query_start", i32, 1, {A::query_range}, S::column, E::cache,
      "first position of a range whose queries, attention and FFN were computed"},
     {F::query_stop, "/cache/query_stop", i32, 1, {A::query_range}, S::column, E::cache,
-     "position behind the range"},
+     "position after the range"},
     {F::key_end, "/cache/key_end", i64, 2, rm, S::column, E::cache,
      "end of the row's layer in key_start, key_stop"},
     {F::key_start, "/cache/key_start", i32, 1, {A::key_range}, S::column, E::cache,
      "first position of a range whose keys were written"},
     {F::key_stop, "/cache/key_stop", i32, 1, {A::key_range}, S::column, E::cache,
-     "position behind the range"},
+     "position after the range"},
     {F::value_end, "/cache/value_end", i64, 2, rm, S::column, E::cache,
      "end of the row's layer in value_start, value_stop"},
     {F::value_start, "/cache/value_start", i32, 1, {A::value_range}, S::column, E::cache,
      "first position of a range whose values were written"},
     {F::value_stop, "/cache/value_stop", i32, 1, {A::value_range}, S::column, E::cache,
-     "position behind the range"},
+     "position after the range"},
     // predictions of every pass
     {F::prediction_token, "/prediction/token", i32, 2, {A::row, A::block_position},
      S::column, E::always, "most probable token"},
@@ -323,7 +323,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::summary, "KL(p step 1, p this step), S1"},
     {F::prediction_kl, "/prediction/kl", f32, 2, {A::row, A::block_position}, S::column, E::kl,
      "KL(p this step, p of its last prediction in the block), KLASS"},
-    // what a target made of a draft's block
+    // a target's decisions on a draft's block
     {F::draft_accepted, "/draft/accepted", i32, 1, {A::row}, S::column, E::draft,
      "drafted tokens that the target accepted, from block position 1 on; -1: no draft's pass"},
     {F::draft_token, "/draft/token", i32, 2, {A::row, A::block_position},
@@ -334,7 +334,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::draft, "the target's choice"},
     {F::target_rank_under_draft, "/draft/target_rank_under_draft",
      i32, 2, {A::row, A::block_position}, S::column, E::draft,
-     "rank of it under the draft, from 0; -1: not in the draft's vocabulary"},
+     "its rank under the draft, from 0; -1: not in the draft's vocabulary"},
     {F::target_probability_under_draft, "/draft/target_probability_under_draft",
      f32, 2, {A::row, A::block_position}, S::column, E::draft, "its probability under the draft"},
     {F::drafted_rank_under_target, "/draft/drafted_rank_under_target",
@@ -372,7 +372,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "1: A_out, L_out of an earlier step"},
     {F::attention_selected, "/attention/selected", i32, 4, rlkp, S::row, E::selected,
      "keys a sparse policy read, -1: none"},
-    // exact values beside the policy
+    // exact values, in addition to the policy's
     {F::shadow_external, "/shadow/external", array, 5, rlhbd, S::row_layer, E::shadow_outputs,
      "exact A_out"},
     {F::shadow_lse_external, "/shadow/lse_external", f32, 4, rlhb, S::row, E::shadow,
@@ -434,12 +434,12 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
 }();
 // clang-format on
 
-/// A dataset whose elements are the ends of ranges, one for each row (and model layer): element i
-/// owns [end[i - 1], end[i]) of the datasets whose first axis is `axis`.
+/// A dataset of range ends, one for each row (and model layer): element i owns
+/// [end[i - 1], end[i]) of the datasets with the first axis `axis`.
 struct RangeSpec {
   Field end;
   Axis axis;
-  Field first;  ///< one of these datasets
+  Field first;  ///< one of the datasets with this axis
 };
 inline constexpr std::array<RangeSpec, 8> kRowRanges{
     {{Field::delta_end, Axis::delta, Field::delta_position},

@@ -15,13 +15,14 @@ namespace {
 
 using nlohmann::json;
 
-// Ours have five; programs that print or compare a deeper one would run out of stack.
+// Our texts have five levels. Programs that print or compare a much deeper text would run out of
+// stack.
 constexpr std::size_t kDepth = 64;
 
 constexpr const char* kHint =
     "HINT: the file is damaged, or was not written by Blockscope; capture again.";
 
-/// A member that some command reads, and what it must be where it is there.
+/// A member that some command reads, and its type if it is present.
 struct Member {
   const char* name;
   bool (*fits)(const json& value);
@@ -30,7 +31,7 @@ struct Member {
 
 bool is_text(const json& value) { return value.is_string(); }
 bool is_object(const json& value) { return value.is_object(); }
-/// JSON has no infinity: it is null.
+/// Null too, because JSON has no infinity.
 bool is_number(const json& value) { return value.is_number() || value.is_null(); }
 bool are_whole(const json& value) {
   return value.is_array() && std::ranges::all_of(value, &json::is_number_integer);

@@ -1,5 +1,5 @@
-// /model/json and /run/json, the two texts of a trace that say which model ran, and how. Internal
-// to decode_record.
+// /model/json and /run/json, the two texts of a trace that say which model ran and how. Internal to
+// decode_record.
 #pragma once
 
 #include <string>
@@ -9,12 +9,13 @@
 
 namespace blockscope {
 
-/// Throws CorruptTrace for a text that is no JSON object, lacks a member that every trace has (of
-/// the run `version`; of the model `requested` or `imported_from`), or where a member that is read
-/// somewhere has another type than Blockscope gives it. Messages begin with "<path>:/run/json".
+/// Throws CorruptTrace for a text that is not a JSON object, or that lacks a member of every trace
+/// (in the run: `version`; in the model: `requested` or `imported_from`). Also throws if a member
+/// that some command reads has another type than Blockscope writes. Messages begin with
+/// "<path>:/run/json".
 void check_trace_texts(const TraceMeta& meta, const std::string& path);
 
-/// The names of the files that a merged or repacked trace was made of, as /run/json tells them.
+/// The names in /run/json of the files that a merged or repacked trace was made from.
 std::vector<std::string> merged_files(const TraceMeta& meta);
 
 }  // namespace blockscope

@@ -57,7 +57,7 @@ class RoundReader {
                        const std::function<void(std::int64_t, std::int64_t)>& report) {
     for (std::size_t begin = 0; begin < rows.size();) {
       std::size_t end = begin + 1;
-      // Those of a batch lie between each other: what is read has other sequences' rows in it.
+      // Rows of a batch's sequences alternate, so other sequences' rows are read too.
       while (end < rows.size() && rows[end] - rows[begin] < kRowsAtATime) ++end;
       const Slab slab = read_slab(trace_, rows[begin], rows[end - 1] - rows[begin] + 1);
       for (; begin < end; ++begin) {
@@ -91,7 +91,7 @@ class RoundReader {
     }
   }
 
-  /// The decided tokens, of which the next rounds begin with one each.
+  /// Adds the decided tokens. Each later round begins with one of them.
   void keep(const FrameDelta& delta) {
     for (const SequenceDelta& change : delta.rows) {
       for (std::size_t i = 0; i < change.transfer_index.size(); ++i) {
@@ -162,7 +162,7 @@ class RoundReader {
     close();
   }
 
-  /// Takes the round into the result.
+  /// Adds the round to the result.
   void close() {
     if (!round_) return;
     round_->next = decided(round_->after());
@@ -187,7 +187,7 @@ class RoundReader {
   DraftedSequence result_;
   std::int64_t prompt_length_ = 0;
   std::vector<std::int64_t> answer_;  // by position after the prompt
-  std::optional<RoundRecord> round_;  // whose target's pass is still to come
+  std::optional<RoundRecord> round_;  // a round that waits for the target's pass
   std::int64_t row_ = 0;
   std::int64_t pass_ns_ = 0;  // of the row
 };

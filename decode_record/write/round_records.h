@@ -1,6 +1,5 @@
-// Rounds of a draft and its target, whoever ran them: as a trace's rows hold them
-// (docs/trace_format.md, "Drafts"), as the JSON lines of docs/interchange.md do, and on the way
-// from one to the other.
+// Rounds of a draft and its target, from any engine. They convert between the rows of a trace
+// (docs/trace_format.md, "Drafts") and the JSON lines of docs/interchange.md.
 #pragma once
 
 #include <array>
@@ -15,11 +14,11 @@
 
 namespace blockscope {
 
-/// A token, rank or accepted number that nobody told.
+/// A token, rank or accepted number that is not known.
 inline constexpr std::int64_t kUnknown = -1;
 
-/// What may be known of each drafted token beside itself: its name in a file of rounds, and where a
-/// trace has it.
+/// A value that may be known for each drafted token: its name in a file of rounds, and its dataset
+/// in a trace.
 struct RoundColumn {
   const char* name;
   Field field;
@@ -41,24 +40,24 @@ struct RoundRecord {
   std::int64_t position = 0;      ///< of the certain token, from the prompt's first one
   std::int64_t token = kUnknown;  ///< the certain token
   std::vector<std::int64_t>
-      drafted;  ///< [n], of position + 1 + i; kUnknown (of another engine) only behind the accepted
+      drafted;  ///< [n], at position + 1 + i; kUnknown (other engines) only after the accepted ones
   std::int64_t accepted = 0;         ///< 0 to n
-  std::vector<std::int64_t> target;  ///< [n], what the target decided on there, or kUnknown
-  std::int64_t next = kUnknown;      ///< the target's token behind the accepted ones
+  std::vector<std::int64_t> target;  ///< [n], the target's choice at that position, or kUnknown
+  std::int64_t next = kUnknown;      ///< the target's token after the accepted ones
   float next_confidence = std::numeric_limits<float>::quiet_NaN();  ///< NaN: unknown
   std::array<std::vector<std::int64_t>, kRoundRanks.size()> ranks;  ///< each [n], or empty
   std::array<std::vector<float>, kRoundValues.size()> values;       ///< each [n], or empty
   std::int64_t draft_ns = 0;   ///< of the draft's pass; 0: unknown
   std::int64_t target_ns = 0;  ///< of the target's
 
-  std::int64_t after() const { return position + accepted + 1; }  ///< of the next certain token
+  std::int64_t after() const { return position + accepted + 1; }  ///< next certain token's position
 };
 
 struct DraftedSequence {
   SequenceStart start;
-  std::int64_t first_token = kUnknown;  ///< of the answer, the prefill's
+  std::int64_t first_token = kUnknown;  ///< of the answer; decided by the prefill
   float first_confidence = std::numeric_limits<float>::quiet_NaN();
-  std::vector<RoundRecord> rounds;  ///< by position; each begins where the one before it ended
+  std::vector<RoundRecord> rounds;  ///< by position; each begins where the previous one ended
   SequenceEnd end;
 };
 
@@ -66,28 +65,29 @@ struct ImportedRounds {
   std::string engine;               ///< "vLLM"
   std::int64_t vocab_size = 0;      ///< of the target
   std::int64_t mask_token_id = -1;  ///< of the draft; -1: unknown
-  std::int64_t block_length = 0;    ///< the certain token and what is drafted at most
+  std::int64_t block_length = 0;    ///< the certain token and the most drafted tokens
   std::vector<std::int64_t> stop_ids;
   std::vector<DraftedSequence> sequences;
-  std::string kept = "{}";         ///< JSON: what a trace has no dataset for
-  std::vector<std::string> notes;  ///< what of the file is not kept, one sentence each
+  std::string kept = "{}";         ///< JSON: values for which a trace has no dataset
+  std::vector<std::string> notes;  ///< parts of the file that are not kept, one sentence each
 };
 
 /// Whether a trace with drafts has the target's predictions and attention, not the draft's.
 bool is_of_target(const TraceMeta& meta);
 
-/// The rounds of one sequence of a trace with drafts; the last one of a run that was cut may lack
-/// the commit row's pass, and `next` behind the answer's end is not in a trace where all drafts
-/// were accepted. `report` hears now and then how many of how many rows were read, and may throw.
-/// Throws CorruptTrace for tokens outside the vocabulary and impossible counts.
+/// The rounds of one sequence of a trace with drafts. In a cut run, the last round may lack the
+/// commit row's pass. If all drafts were accepted, a trace does not have `next` after the answer's
+/// end. `report` is called now and then with the rows read so far and in all; it may throw. Throws
+/// CorruptTrace for tokens outside the vocabulary and impossible counts.
 DraftedSequence read_rounds(
     const TraceReader& trace, std::int64_t sequence,
     const std::function<void(std::int64_t done, std::int64_t all)>& report = {});
 
-/// The metadata of its trace, of level `trajectory`; run_json and pieces are the caller's.
+/// The metadata of the run's trace, of level `trajectory`. The caller sets run_json and pieces.
 TraceMeta rounds_meta(const ImportedRounds& run);
 
-/// Appends all sequences, with rows as a capture's. `between` is called before each of them.
+/// Appends all sequences, with the same rows as a capture. `between` is called before each
+/// sequence.
 void write_rounds(const ImportedRounds& run, TraceWriter& writer,
                   const std::function<void()>& between);
 

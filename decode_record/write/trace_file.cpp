@@ -11,7 +11,7 @@
 namespace blockscope {
 namespace {
 
-// Room is reserved in steps: changing extents costs a write of every dataset's header.
+// Room is reserved in steps, because each change of extents writes every dataset's header.
 constexpr std::int64_t kGrowth = 256;
 
 std::vector<hsize_t> to_hsize(const std::vector<std::int64_t>& values) {
@@ -20,7 +20,7 @@ std::vector<hsize_t> to_hsize(const std::vector<std::int64_t>& values) {
 
 Axis axis_at(std::size_t i) { return static_cast<Axis>(i); }
 
-/// Chunks of one row: rows without values have none.
+/// Whether chunks hold one row each: then rows without values have no chunk.
 bool holds_arrays(const DatasetSpec& spec) {
   return spec.axes[0] == Axis::row &&
          (spec.storage == Storage::row || spec.storage == Storage::row_layer);
@@ -52,7 +52,7 @@ void fill_missing(std::vector<std::byte>& bytes, h5::Element element) {
 
 TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, bool replace) {
   OwnFile own = create_unborn(path);
-  // The other process may have been faster, from the creation of the file to its new name.
+  // Another process may have created and renamed its file in the meantime.
   const auto check_alone = [&] {
     if (has_writer(path)) refuse_second_writer(path, path);
     if (!own.has_its_name()) refuse_second_writer(path, path + ".new");
@@ -83,7 +83,7 @@ TraceFile TraceFile::create_in(const OutputFile& output, const TraceMeta& meta, 
 TraceFile TraceFile::fill(const std::string& empty, const std::string& path, const TraceMeta& meta,
                           int deflate, const std::vector<VirtualSource>& sources) {
   h5::File file = h5::create_file(empty);
-  file.path = path;  // what messages name
+  file.path = path;  // the name in messages
   TraceFile result(std::move(file), meta);
   result.create_datasets(deflate, sources);
   result.create_scales();
@@ -125,7 +125,7 @@ TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
 
 namespace {
 
-/// The rows of a dataset in the sources, one after the other; sources without any are left out.
+/// The rows of a dataset in the sources, one after the other. Sources without rows are left out.
 std::vector<h5::VirtualPart> parts_of(const DatasetSpec& spec,
                                       const std::vector<VirtualSource>& sources) {
   std::vector<h5::VirtualPart> parts;
@@ -212,7 +212,7 @@ const TraceFile::Column& TraceFile::column(Field field) const {
 
 void TraceFile::set_axis_extent(Axis axis, std::int64_t extent) {
   const auto change = [extent](h5::Dataset& dataset) {
-    if (!dataset.parts.empty()) return;  // as long as its parts
+    if (!dataset.parts.empty()) return;  // its parts give its length
     std::vector<hsize_t> shape = dataset.extent;
     shape[0] = static_cast<hsize_t>(extent);
     h5::set_extent(dataset, shape);
@@ -230,7 +230,7 @@ void TraceFile::grow(Axis axis, std::int64_t count) {
   const auto i = static_cast<std::size_t>(axis);
   lengths_[i] += count;
   if (lengths_[i] <= extents_[i]) return;
-  // A quarter on top keeps the number of extensions of a long axis small.
+  // A quarter more than needed keeps the number of extensions of a long axis small.
   set_axis_extent(axis, lengths_[i] + std::max(kGrowth, lengths_[i] / 4));
 }
 
@@ -330,7 +330,7 @@ void TraceFile::drop_rows_behind(std::int64_t length) {
     if (!dataset || !holds_arrays(spec)) continue;
     const auto last = h5::last_chunk_row(*dataset);
     if (!last) continue;
-    // What a writer reserves between two flushes; a damaged index can name any row.
+    // More than a writer reserves between two flushes: a damaged index can name any row.
     if (*last > static_cast<hsize_t>(reserved + 8 * std::max(kGrowth, reserved / 4))) {
       throw CorruptTrace(
           fmt::format("{}: its index names row {}, and {} rows have room. HINT: the "
@@ -339,9 +339,9 @@ void TraceFile::drop_rows_behind(std::int64_t length) {
     }
     end = std::max(end, static_cast<std::int64_t>(*last) + 1);
   }
-  // HDF5 removes the chunks between two extents, and looks no further than the last element that
-  // the index was told of: behind it a block of the index may hold what was never told. An element
-  // behind everything that a writer can have had in flight between two flushes shows all of it.
+  // HDF5 removes the chunks between two extents, but only up to the last element that the index
+  // header records. A block of the index may hold later elements. A new element after everything
+  // that a writer can write between two flushes makes HDF5 find all of them.
   constexpr std::int64_t kInFlight = 4096;
   end += kInFlight;
   set_axis_extent(Axis::row, end);

@@ -1,4 +1,5 @@
-// One writer at a time, whose file nobody else moves or cuts, as long as its superblock says.
+// Ensures one writer at a time, detects that somebody moved or cut its file, and restores the
+// length that the superblock claims.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -21,22 +22,22 @@ namespace blockscope {
 
 namespace {
 
-/// Whether a writer that is dead left the file: it is empty, or has HDF5's mark of a writer.
+/// Whether a dead writer left the file: it is empty, or has HDF5's mark of a writer.
 bool is_left_over(const OwnFile& file) {
   constexpr std::array<unsigned char, 8> kHdf5{0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
-  constexpr std::size_t kFlags = 11;  // of a superblock of version 3; 0 in a file that was closed
+  constexpr std::size_t kFlags = 11;  // in a superblock of version 3; 0 in a closed file
   std::array<unsigned char, 12> start{};
   struct stat status = {};
   if (::fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
   if (::pread(file.descriptor(), start.data(), start.size(), 0) < 0) return false;
-  // HDF5 writes its signature last: until then the first bytes are zeros, or the file is empty.
+  // HDF5 writes its signature last. Until then the first bytes are zeros, or the file is empty.
   if (std::ranges::all_of(start, [](unsigned char byte) { return byte == 0; })) return true;
   return std::equal(kHdf5.begin(), kHdf5.end(), start.begin()) && start[8] == 3 &&
          start[kFlags] != 0;
 }
 
-/// Whether a process of /proc ("self", "4711") holds a lock of the kind above on the file. The
-/// kernel keeps no process id for these (F_OFD_GETLK answers -1), but tells them by descriptor.
+/// Whether a process of /proc ("self", "4711") holds an open-file lock on the file. The kernel
+/// keeps no process id for these locks (F_OFD_GETLK gives -1), but lists them by descriptor.
 bool holds_lock(const std::filesystem::path& process, const struct stat& file) {
   std::error_code error;
   std::filesystem::directory_iterator descriptors(process / "fd", error);
@@ -55,7 +56,7 @@ bool holds_lock(const std::filesystem::path& process, const struct stat& file) {
   return false;
 }
 
-/// Of those processes that we may look into; nullopt: none of them holds it.
+/// The process with the lock, among those that we may inspect; nullopt: none of them holds it.
 std::optional<std::string> process_with_lock(const struct stat& file) {
   std::error_code error;
   std::filesystem::directory_iterator processes("/proc", error);
@@ -72,21 +73,22 @@ std::optional<std::string> process_with_lock(const struct stat& file) {
 }  // namespace
 
 OwnFile TraceFile::create_unborn(const std::string& path) {
-  // Under another name until it is a trace: whoever finds `path`, after a kill too, can read it.
+  // It has another name until it is a trace, so that a file `path` is always readable, even after a
+  // kill.
   const std::string unborn = path + ".new";
   while (true) {
     const Left left = remove_left(unborn);
     if (left == Left::written) refuse_second_writer(path, unborn);
     if (left == Left::strange) {
       throw TraceError(
-          fmt::format("{}: expected nothing of this name, under which the trace begins, got a link "
-                      "or somebody's file. HINT: move it away",
+          fmt::format("{}: expected no file of this name, because a new trace starts under it, got "
+                      "a link or another file. HINT: move it away",
                       unborn));
     }
     OwnFile own = OwnFile::create(unborn);
     if (own && own.lock()) return own;
     if (own) refuse_second_writer(path, unborn);
-    if (errno == EEXIST) continue;  // somebody started at this moment
+    if (errno == EEXIST) continue;  // another process started at this moment
     throw TraceError(fmt::format("{}: can't be created: {}", path, std::strerror(errno)));
   }
 }
@@ -97,7 +99,7 @@ OwnFile TraceFile::lock_writer(const std::string& path) {
     throw TraceError(
         fmt::format("{}: can't open the file for writing: {}", path, OwnFile::why_not_open(errno)));
   }
-  // File systems without locks answer other errors: then nothing can be protected.
+  // File systems without locks give other errors. Then nothing can be protected.
   if (!own.lock()) refuse_second_writer(path, path);
   return own;
 }
@@ -129,8 +131,8 @@ bool TraceFile::has_writer(const std::string& path) {
   return locked;
 }
 
-/// A full disk can leave fewer bytes than the superblock (version 3) claims, all of them behind the
-/// committed rows; HDF5 refuses such a file, so the missing ones become a hole.
+/// A full disk can leave fewer bytes than the superblock (version 3) claims. All missing bytes are
+/// after the committed rows. HDF5 refuses such a file, so the missing bytes become a hole.
 void TraceFile::restore_length(const OwnFile& file) {
   constexpr std::int64_t kLargestGap = std::int64_t{1} << 30;
   const auto end = h5::end_of_file(file.direct_name());

@@ -1,4 +1,4 @@
-// The part of TraceFile that reads rows back: what a resumed run goes on from.
+// The part of TraceFile that reads rows back, for a resumed run.
 #include <algorithm>
 
 #include "decode_record/write/trace_file.h"

@@ -1,5 +1,5 @@
-// Resuming: what a file must hold for it, and how a TraceStore brings one that a killed writer left
-// back to its committed state.
+// Resuming: checks what a file must hold for it, and returns a file that a killed writer left to
+// its committed state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,7 +40,8 @@ std::optional<h5::Dataset> open_bare_scale(const h5::File& file, Axis axis) {
   return h5::open_dataset(file, name, h5::Element::u8, 1);
 }
 
-/// Only reads, and touches all that a writer will: once it goes on there is no way back.
+/// Only reads, but everything that a writer will use: once the writer goes on, there is no way
+/// back.
 void TraceFile::check_resumable(const std::string& path, const TraceMeta& meta) {
   StoredTrace trace(path, Writer::none);
   if (trace.meta().format_version != kTraceFormatVersion) {
@@ -68,10 +69,10 @@ void TraceFile::check_resumable(const std::string& path, const TraceMeta& meta) 
   }
   const WholeRows whole = find_whole_rows(trace);
   if (!whole.all()) {
-    throw CorruptTrace(
-        fmt::format("{}: only {} of {} are whole: {} HINT: no kill leaves that; `blockscope repack "
-                    "--repair` keeps them in a new file, --force starts anew.",
-                    path, whole.rows, plural(whole.committed_rows, "committed row"), whole.why));
+    throw CorruptTrace(fmt::format(
+        "{}: only {} of {} are whole: {} HINT: a kill is not the cause; `blockscope repack "
+        "--repair` keeps them in a new file, --force starts anew.",
+        path, whole.rows, plural(whole.committed_rows, "committed row"), whole.why));
   }
   TraceCheck check(trace);
   check.sequences(whole.sequences);
@@ -124,7 +125,7 @@ ResumeState TraceStore::recover() {
   file_.truncate(Axis::keyframe, keyframes);
   file_.truncate(Axis::keyframe_element, elements);
   file_.truncate(Axis::prompt_element, prompt_elements);
-  // Bytes of texts that were not committed stay, unused: nothing points to them.
+  // Bytes of texts that were not committed stay, but nothing points to them.
   file_.truncate(Axis::text_byte, file_.length(Axis::text_byte));
   const std::uint8_t incomplete = 0;
   file_.overwrite(Field::run_complete, 0, &incomplete);

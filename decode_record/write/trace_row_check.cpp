@@ -46,7 +46,7 @@ void check_slice(const ArraySlice& slice, const TraceRow& row, const TraceMeta& 
 }
 
 void check_ranges(Field field, const std::vector<PositionRange>& ranges) {
-  std::int64_t free = 0;  // the next range begins here at the earliest
+  std::int64_t free = 0;  // the earliest position at which the next range may begin
   for (const PositionRange& range : ranges) {
     if (range.start < free || range.stop <= range.start) {
       refuse_input(fmt::format("{}: expected rising ranges with gaps between, got [{}, {})",
@@ -142,7 +142,7 @@ void add_revocations(const std::vector<RevokedToken>& revoked, const Frame& befo
     if (times > 1) refuse("one event of a position", times);
     if (one.token != token) refuse(fmt::format("the token {} that stands there", token), one.token);
     const auto same = std::ranges::find(delta.transfer_index, one.position);
-    if (same != delta.transfer_index.end()) {  // the row may say it itself, in its own order
+    if (same != delta.transfer_index.end()) {  // the row may have it already, in its own order
       const auto index = static_cast<std::size_t>(same - delta.transfer_index.begin());
       const auto source = static_cast<std::size_t>(delta.transfer_src_index[index]);
       if (delta.decoded_tokens[source] == before.mask_token_id) continue;

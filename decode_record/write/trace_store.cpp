@@ -7,7 +7,7 @@
 namespace blockscope {
 namespace {
 
-// Columns wait in memory until the next commit, at most this much.
+// The most bytes of columns that wait in memory for the next commit.
 constexpr std::int64_t kPendingBytes = 4 << 20;
 const LayerRanges kNothing;
 
@@ -22,7 +22,7 @@ std::size_t bytes_of(const std::vector<Value>& values) {
   return values.size() * sizeof(Value);
 }
 
-/// Copies one layer's values into a row whose layer axis may come after other axes.
+/// Copies one layer's values into a row. In the row, the layer axis may come after other axes.
 void place_layer(const DatasetSpec& spec, const TraceMeta& meta, std::int64_t layer,
                  const Buffer& from, std::vector<std::byte>& row) {
   std::size_t outer = 1;
@@ -91,7 +91,7 @@ void TraceStore::write(const EndItem& item) {
   file_.overwrite(Field::sequence_text_start, item.sequence, &start);
   file_.overwrite(Field::sequence_text_length, item.sequence, &length);
   if (item.end.score) file_.overwrite(Field::sequence_score, item.sequence, &*item.end.score);
-  // The reason says that the text is there: it follows when the text is committed.
+  // The reason promises the text, so it is written when the text is committed.
   ended_.emplace_back(item.sequence, item.end.reason);
 }
 
@@ -202,7 +202,7 @@ void TraceStore::write_keyframe(const Frame& state) {
 
 void TraceStore::write_arrays(const RowItem& item) {
   std::array<bool, kNumFields> given{};
-  std::map<Field, std::vector<std::byte>> assembled;  // rows that come layer by layer
+  std::map<Field, std::vector<std::byte>> assembled;  // rows that arrive layer by layer
   const std::int64_t row = num_rows() - 1;
   const auto store_row = [&](const DatasetSpec& spec, const void* data, std::size_t bytes) {
     if (spec.storage == Storage::column) {
@@ -279,7 +279,7 @@ void TraceStore::write_prefix(const TraceRow& row) {
 void TraceStore::commit() {
   file_.check_unharmed(/*named=*/true);
   file_.flush();
-  // Only now may the file say that the rows are there, and only after that that texts are.
+  // Only now may the file count the rows, and only after that the texts.
   const std::int64_t sequences = num_sequences();
   const std::int64_t rows = num_rows();
   file_.overwrite(Field::sequence_committed, 0, &sequences);

@@ -1,5 +1,5 @@
-// What a TraceWriter's thread does with each thing handed to it: turns sequences and rows into
-// appends to a TraceFile, and commits. Internal to decode_record.
+// The work of a TraceWriter's thread: turns sequences and rows into appends to a TraceFile, and
+// commits. Internal to decode_record.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct RowItem {
   TraceRow row;
   std::int64_t previous = -1;
   std::int64_t keyframe = 0;   ///< latest keyframe at or before the row
-  std::optional<Frame> state;  ///< the keyframe itself when it belongs to this row
-  SequenceDelta delta;         ///< resolved; empty when the row decided nothing
+  std::optional<Frame> state;  ///< the keyframe itself, if it belongs to this row
+  SequenceDelta delta;         ///< resolved; empty if the row decided nothing
 };
 
 struct EndItem {
@@ -36,21 +36,21 @@ class TraceStore {
  public:
   TraceStore(TraceFile file, const TraceMeta& meta) : meta_(meta), file_(std::move(file)) {}
 
-  /// Throws TraceError when somebody else has cut the file since the last call.
+  /// Throws TraceError if somebody else has cut the file since the last call.
   void write(const Item& item);
 
   std::int64_t num_rows() const { return file_.length(Axis::row); }
   std::int64_t num_sequences() const { return file_.length(Axis::sequence); }
   std::int64_t num_keyframes() const { return file_.length(Axis::keyframe); }
 
-  /// Makes everything written so far survive kill -9, then says so in the file. Throws TraceError
-  /// when somebody else has cut, moved or removed it.
+  /// Makes everything written so far survive kill -9, then records this in the file. Throws
+  /// TraceError if somebody else has cut, moved or removed the file.
   void commit();
-  /// Commits, marks the file complete if asked, trims it and closes it.
+  /// Commits, marks the file as complete if `complete`, trims it and closes it.
   OwnFile close(bool complete);
-  /// After an exception of any call above.
+  /// Call it after an exception of any call above.
   void abandon() { file_.abandon(); }
-  /// After reopen(): drops what was not committed, marks cut sequences as aborted.
+  /// Call it after reopen(): drops what was not committed and marks cut sequences as aborted.
   ResumeState recover();
 
  private:

@@ -1,5 +1,5 @@
-// The caller's side of writing: checks what comes in, keeps each sequence's live frame (for steps
-// and keyframes), and hands items to the one thread that owns the file.
+// The caller's side of writing: checks rows, keeps each sequence's live frame (for steps and
+// keyframes), and passes items to the one thread that owns the file.
 #include "decode_record/write/trace_writer.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ namespace blockscope {
 namespace {
 
 constexpr std::int64_t kLargestToken = std::numeric_limits<std::int32_t>::max();
-// What an item costs beside its arrays; keeps a run at level `trajectory` bounded too.
+// Bytes of an item without its arrays. It limits the queue at level `trajectory` too.
 constexpr std::size_t kItemBytes = 1024;
 
 std::size_t cost_of(const Item& item) {
@@ -50,7 +50,7 @@ void check_trace_target(const std::string& path, bool force) {
   for (const std::string& name : {path, partial_name(path)}) {
     check_output_name(name, /*replace=*/true);
   }
-  // Before anything else: of two starts, the second one should hear why, and wait.
+  // Checked first, so that the second of two runs gets the right reason and waits.
   if (fs::is_regular_file(fs::symlink_status(partial_name(path), error))) {
     TraceFile::check_no_writer(partial_name(path));
   }
@@ -135,7 +135,7 @@ class TraceWriter::Impl {
   Ending ending_ = Ending::none;
   std::exception_ptr error_;
 
-  OwnFile closed_file_;  // the worker's; once it has ended, locked for the renaming
+  OwnFile closed_file_;  // set by the worker; after its end still locked, for the renaming
   std::int64_t closed_size_ = 0;
   std::atomic<std::int64_t> committed_;
   std::thread worker_;  // last: it uses everything above
@@ -219,7 +219,7 @@ void TraceWriter::Impl::rethrow() {
 void TraceWriter::Impl::push(Item item) {
   const std::size_t cost = cost_of(item);
   std::unique_lock lock(mutex_);
-  // A row larger than the whole bound passes when it is alone.
+  // A row larger than the whole limit passes if it is alone.
   progress_.wait(lock, [&] {
     return error_ || queued_bytes_ == 0 || queued_bytes_ + cost <= options_.queue_bytes;
   });
@@ -320,7 +320,7 @@ void TraceWriter::Impl::work(TraceStore& store) {
       store.write(*item);
       ++written;
       const std::size_t cost = cost_of(*item);
-      item.reset();  // frees the row's buffers before the next one may come in
+      item.reset();  // frees the row's buffers before the next row may enter the queue
       const std::lock_guard lock(mutex_);
       queued_bytes_ -= cost;
       progress_.notify_all();

@@ -1,12 +1,12 @@
-// Writes a trace file while a model decodes. One thread inside owns HDF5; append_row hands it owned
-// buffers through a queue bounded in bytes and blocks when the disk is slower than the model:
-// nothing is dropped and memory doesn't grow. While written the file is `<path>.partial` in SWMR
-// mode: every row counted by committed() stays readable after kill -9 at any moment, and a viewer
-// can follow it.
+// Writes a trace file while a model decodes. A worker thread inside owns HDF5. append_row passes it
+// owned buffers through a queue with a limit in bytes, and blocks if the disk is slower than the
+// model. So nothing is dropped and memory doesn't grow. While it is written, the file is
+// `<path>.partial` in SWMR mode. Every row counted by committed() stays readable after kill -9 at
+// any moment, and a viewer can follow the file.
 //
-// An error of the worker (disk full, lost file system) is thrown by the next call as TraceError;
-// rows committed before it stay readable. Calls come from one thread at a time; committed() and
-// bytes_appended() may be asked by any.
+// The next call throws an error of the worker (disk full, lost file system) as TraceError. Rows
+// that were committed before it stay readable. Only one thread at a time may call; committed() and
+// bytes_appended() may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace blockscope {
 
-/// Bytes somebody keeps alive until the row is written.
+/// Bytes that `owner` keeps alive until the row is written.
 struct Buffer {
   std::shared_ptr<const void> owner;
   const void* data = nullptr;
@@ -39,17 +39,17 @@ Buffer make_buffer(std::vector<Element> values) {
 
 inline constexpr std::int64_t kAllLayers = -1;
 
-/// Values of one dataset for one row, already in the file's element type, row-major, with exactly
-/// the shape of the dataset without its row axis (and without the layer axis when `layer` is
-/// given). The prefix_key and prefix_value slices have shape [prefix_length, kv_head, channel] per
-/// layer, or [prefix_length, layer, kv_head, channel].
+/// Values of one dataset for one row, row-major, already in the file's element type. The shape is
+/// that of the dataset without its row axis, and without the layer axis if `layer` is given. Slices
+/// of prefix_key and prefix_value have the shape [prefix_length, kv_head, channel] per layer, or
+/// [prefix_length, layer, kv_head, channel].
 struct ArraySlice {
   Field field;
   std::int64_t layer = kAllLayers;  ///< index into TraceMeta::layers (not a model layer)
   Buffer data;
 };
 
-/// One forward pass as seen by one sequence.
+/// One forward pass of one sequence.
 struct TraceRow {
   std::int64_t sequence = 0;  ///< as returned by begin_sequence
   std::int64_t pass = 0;      ///< forward pass of the run
@@ -64,10 +64,10 @@ struct TraceRow {
   bool recorded = false;            ///< passed the recorder's filters
   std::int64_t pass_time_ns = 0;
   std::optional<FrameDelta> delta;    ///< what this pass decided; positions count after the prompt
-  std::vector<RevokedToken> revoked;  ///< where `delta` is silent; the writer adds the masks
+  std::vector<RevokedToken> revoked;  ///< the writer adds missing masks to `delta`
   std::vector<LayerRanges> cache;     ///< [num_layers] with has_cache; empty: nothing
-  std::int64_t prefix_start = 0;      ///< absolute position of the first key this pass committed
-  std::int64_t prefix_length = 0;     ///< keys this pass committed; slices must match (level full)
+  std::int64_t prefix_start = 0;      ///< absolute position of the first key that it committed
+  std::int64_t prefix_length = 0;     ///< keys that it committed; slices must match (level full)
   std::vector<ArraySlice> arrays;     ///< datasets of the run; absent ones keep the fill value
 };
 
@@ -87,7 +87,7 @@ struct SequenceEnd {
 
 struct TraceWriterOptions {
   bool force = false;                    ///< replace an existing trace
-  std::size_t queue_bytes = 64U << 20U;  ///< bound of the queue
+  std::size_t queue_bytes = 64U << 20U;  ///< limit of the queue
   std::int64_t commit_interval_ms = 50;  ///< longest time a written row waits for its commit
 };
 
@@ -100,31 +100,31 @@ struct ResumeState {
   std::int64_t next_pass = 0;  ///< one more than the largest pass
 };
 
-/// Throws UsageError when a trace `path` or its `.partial` exists (without force) or `path` is a
-/// folder, TraceError when its folder doesn't exist or another process writes the `.partial`: what
-/// TraceWriter's constructor checks, for callers that have much to do before they need one.
+/// Makes the checks of TraceWriter's constructor, for callers with much work before it. Throws
+/// UsageError if a trace `path` or its `.partial` exists (without force) or `path` is a folder.
+/// Throws TraceError if its folder doesn't exist or another process writes the `.partial`.
 void check_trace_target(const std::string& path, bool force);
 
 class TraceWriter {
  public:
-  /// Creates `<path>.partial`. Throws UsageError when `path` or its `.partial` exists (without
-  /// force) or meta makes no sense, TraceError when the place can't be written.
+  /// Creates `<path>.partial`. Throws UsageError if `path` or its `.partial` exists (without force)
+  /// or `meta` is invalid, TraceError if the file can't be written.
   TraceWriter(std::string path, TraceMeta meta, TraceWriterOptions options = {});
 
-  /// Opens `<path>.partial` left by a kill or suspend(), drops what was not committed, marks
-  /// sequences without an end as aborted, and goes on behind them. `meta` must describe the same
+  /// Opens `<path>.partial` after a kill or suspend(), drops what was not committed, marks
+  /// sequences without an end as aborted, and goes on after them. `meta` must describe the same
   /// datasets.
   static TraceWriter resume(std::string path, const TraceMeta& meta, ResumeState& state,
                             TraceWriterOptions options = {});
 
   TraceWriter(TraceWriter&&) noexcept;
   TraceWriter& operator=(TraceWriter&&) noexcept;
-  /// Without finish() or suspend(): writes what is queued, keeps the `.partial`. Never throws.
+  /// Without finish() or suspend(): writes what is queued and keeps the `.partial`. Never throws.
   ~TraceWriter();
 
   /// Index of the new sequence.
   std::int64_t begin_sequence(SequenceStart start);
-  /// Throws FrameError or UsageError when the row contradicts the meta or its sequence's frame.
+  /// Throws FrameError or UsageError if the row contradicts the meta or its sequence's frame.
   void append_row(TraceRow row);
   void end_sequence(std::int64_t sequence, SequenceEnd end);
 
@@ -132,15 +132,15 @@ class TraceWriter {
   std::int64_t committed() const;
   /// Waits until everything appended so far is committed.
   void commit();
-  /// Bytes of row data handed over so far.
+  /// Bytes of row data appended so far.
   std::int64_t bytes_appended() const;
   /// The file being written, `<path>.partial`.
   const std::string& partial_path() const;
 
   /// Writes the rest, marks the trace complete, closes it and renames it to `path`.
   void finish();
-  /// Writes the rest and closes the file as unfinished: it keeps the name `.partial`; resume() goes
-  /// on.
+  /// Writes the rest and closes the file as unfinished. It keeps the name `.partial`, and resume()
+  /// can go on with it.
   void suspend();
 
  private:

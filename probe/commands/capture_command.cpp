@@ -101,7 +101,7 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
   const auto bytes = static_cast<double>(std::filesystem::file_size(path));
   say("{}: ", path);
   if (!resumed.finished.empty()) {
-    say("resumed: {} of {} were there; this run: ", resumed.finished.size(),
+    say("resumed: {} of {} were finished; this run: ", resumed.finished.size(),
         plural(static_cast<int64_t>(num_prompts), "sequence"));
   }
   say("{}, {} in {}, {}, {}", plural(totals.sequences, "sequence"), plural(totals.tokens, "token"),

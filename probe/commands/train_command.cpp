@@ -125,13 +125,13 @@ void check_training(const CLI::App& command, const TrainFlags& flags) {
               "a stage to start: --resume goes on from the state in --work");
   refuse_idle(command, "--evaluate-every", run.evaluate_every == 0 || run.evaluate_documents > 0,
               "--evaluate-documents above 0");
-  constexpr const char* kCurriculum = "a --last-context beyond the first one";
+  constexpr const char* kCurriculum = "a --last-context above the first one";
   const int last = run.train.last_level;
   refuse_idle(command, "--advance-below", last > run.train.first_level, kCurriculum);
   refuse_idle(command, "--draft-advance-below", last > run.train.first_level, kCurriculum);
   refuse_idle(command, "--diffusion-advance-below", last > std::max(run.train.first_level, 1),
               kCurriculum);
-  refuse_idle(command, "--drill-share", run.train.last_level > 0, "a --last-context beyond 64");
+  refuse_idle(command, "--drill-share", run.train.last_level > 0, "a --last-context above 64");
 }
 
 /// The number of steps that --steps sets.

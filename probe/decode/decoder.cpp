@@ -240,7 +240,7 @@ class BlockLoop final : public SlotLoop<SequenceState> {
 };
 
 /// Requests that are decoded together. A bidirectional model and the block cache compute different
-/// rows in each sequence, so there each request is a batch of its own.
+/// rows in each sequence, so each request is its own batch.
 std::vector<std::vector<DecodeRequest>> batches_of(const std::vector<DecodeRequest>& requests,
                                                    const DecodeOptions& options) {
   if (!options.bidirectional && !options.block_cache()) return {requests};

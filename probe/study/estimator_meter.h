@@ -42,8 +42,7 @@ struct EstimateSums {
 /// One method at one k.
 struct MethodEstimate {
   std::vector<EstimateSums> by_step;  // [t - 1], all layers and heads
-  std::vector<EstimateSums> by_head;  // [L * H], t > 1; values of a KV head are at its first query
-                                      // head
+  std::vector<EstimateSums> by_head;  // [L * H], t > 1; a KV head's: at its first query head
   EstimateSums later() const;         // t > 1, everything
 };
 

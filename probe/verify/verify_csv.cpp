@@ -25,8 +25,8 @@ std::string real(std::optional<double> value) {
   return value.has_value() ? fmt::format("{:.9g}", *value) : "";
 }
 
-/// The columns of a line, each with its name. `beside`: the comparison with the reference; null on
-/// the reference's own line.
+/// The columns of a line, each with its name. The comparison with the reference is null on the
+/// reference's own line.
 using CsvRow = std::vector<std::pair<const char*, std::string>>;
 CsvRow csv_row(const std::string& kind, const PolicyResult& result, const SettingResult* beside,
                const PairedScores& scores, const VerifyFacts& facts) {

@@ -26,7 +26,7 @@ TimeVerdict time_verdict(const SettingResult& own) {
                                        once ? " (run once: its noise is not known)" : "");
   if (speedup.low > 1.0) return {"; attention " + text, ""};
   if (speedup.high < 1.0) return {"", "attention " + text + "; "};
-  return {"; attention the same but for this machine's noise: " + text, ""};
+  return {"; attention the same within this machine's noise: " + text, ""};
 }
 
 /// The time of the whole run, for the line of what was saved or of what it cost.

@@ -3,8 +3,8 @@
 //   bench_analysis run TRACE [--repeat 3] [--threads 2] [--cold] [--python PYTHON]
 // `run` prints GB/s of A_out for: a raw sequential read (pread, 1 MiB) of as many bytes of the same
 // file, adjacent-step cosines, token x token matrices, and scripts/bench/analysis_torch.py's; then
-// the ratios of the medians. What is compared runs by turns. --cold drops the file from the page
-// cache before each raw read and each cosine.
+// the ratios of the medians. The sides of a comparison run in turns. --cold drops the file from the
+// page cache before each raw read and each cosine.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -307,7 +307,7 @@ class Bench {
     ::close(fd);
   }
 
-  /// By turns. Returns the medians, GB/s.
+  /// In turns. Returns the medians, GB/s.
   std::vector<double> report(const std::vector<Case>& cases, bool cold = false) const {
     std::vector<std::vector<double>> times(cases.size());
     for (int i = 0; i < repeat_; ++i) {

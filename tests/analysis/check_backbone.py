@@ -1,4 +1,4 @@
-"""The shipped model beside its autoregressive backbone (MAGE, Table 2), as a user does it: capture,
+"""The shipped model compared with its autoregressive backbone (MAGE, Table 2), as a user does it: capture,
 capture --replay, analyze --backbone, report --backbone; every number against numpy on both files.
 Usage: check_backbone.py models/needle"""
 

@@ -76,7 +76,7 @@ def check(name, *paths, flags=(), sequences=None):
     reference = Reference([Trace(path) for path in paths], sequences)
     ours = metric(*paths, *flags)
     compare(name, ours, reference)
-    if len(paths) == 1 and not flags:  # what `info` says of the same rounds
+    if len(paths) == 1 and not flags:  # the values of `info` for the same rounds
         code, out, _ = run("info", paths[0], "--json")
         assert code == 0 and abs(json.loads(out)["tokens_per_round"] - ours["arrays"][0]["values"][0]) < 1e-12, name
     return reference
@@ -117,7 +117,7 @@ def check_pairs(folder):
 
 
 def check_imported(folder, trace):
-    """Another engine's rounds: all that ours say, then drafts of other lengths of which little is known."""
+    """Another engine's rounds: all values of ours, then drafts of other lengths with few known values."""
     lines = [json.loads(line) for line in run("export", trace, "--format", "rounds", "-o", "-")[1].splitlines()]
     random, last = np.random.default_rng(1), {}
     for name in ("all", "little"):
@@ -272,7 +272,7 @@ def rows_of(page, name):
 
 
 def check_report(folder, trace, without):
-    """The section's numbers are the metric's; where there is no cost a sentence stands for the figure."""
+    """The section's numbers are the metric's; without a cost a sentence replaces the figure."""
     code, _, error = run("report", trace, "-o", folder / "page.html", "--figures", folder / "figures")
     assert code == 0, error
     page = Page((folder / "page.html").read_text(encoding="utf-8"))

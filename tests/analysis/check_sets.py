@@ -120,7 +120,7 @@ def check_union(tool, paths, traces, *flags):
         for layer in range(layers):
             ratios = np.array([s / k for at, t, s in sizes if at == layer and wanted(t)])
             every.extend(ratios)
-            # numpy's last bin is closed; ours ends behind B, so none lies on its right edge
+            # numpy's last bin is closed; ours ends after B, so no value is on its right edge
             counts = np.histogram(ratios, bins=edges)[0]
             assert (histogram[layer, which] == counts).all(), f"{paths} histogram layer {layer}"
             if ratios.size:
@@ -279,7 +279,7 @@ def cut_capture(folder):
                 if trace["/steps/committed"][0] > 25:
                     break
         except OSError:
-            pass  # not there yet, or its header is being written
+            pass  # does not exist yet, or its header is being written
     running.kill()
     running.wait()
     return partial
@@ -361,7 +361,7 @@ def check_policies(tool, folder):
 
 
 def check_comparison(tool, folder):
-    """The shipped model beside its backbone, which replays fewer of its steps."""
+    """The shipped model compared with its backbone, which replays fewer of its steps."""
     flags = ("--record", "full", "--set-size", "8", "--layers", "0,5")
     trained = capture(folder, "trained", *flags, "--gen-length", "8")
     backbone = os.path.join(folder, "backbone.h5")

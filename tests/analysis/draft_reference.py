@@ -1,4 +1,5 @@
-"""What `analyze --metric draft` must say of traces, counted with h5py and numpy alone, straight from docs/drafts.md.
+"""The values that `analyze --metric draft` must give for traces, counted with h5py and numpy alone, following
+docs/drafts.md.
 
 What a round added is taken from /frames, not from the lengths of prompts and answers."""
 
@@ -68,7 +69,7 @@ class Trace:
             if "draft_costs" in f.attrs else None
 
     def reached(self, row):
-        """Positions that belong to the answer and before which everything was accepted; those behind its end."""
+        """Positions that belong to the answer and before which everything was accepted; those after its end."""
         every = [p for p in range(1, self.drafted[row] + 1) if self.accepted[row] >= p - 1]
         end = self.end[self.sequence[row]]
         return [p for p in every if self.start[row] + p < end], [p for p in every if self.start[row] + p >= end]

@@ -98,7 +98,7 @@ TEST(PositionSets, RepeatedAndImpossiblePositionsAreErrors) {
 
 TEST(PositionSets, TheCheckerRefusesWhatIsNoSet) {
   SetChecker checker;
-  for (int round = 0; round < 600; ++round) {  // more rounds than its marks can tell apart
+  for (int round = 0; round < 600; ++round) {  // more rounds than its marks can distinguish
     ASSERT_NO_THROW(checker.check(Set{5, 6 + round % 3, -1, -1}));
     if (round % 100 != 0) continue;
     EXPECT_THROW(checker.check(Set{5, -1, 6, 5}), Error);

@@ -1,4 +1,4 @@
-// Rounds of two runs of one prompt: where they are the same, and what is told where they are not.
+// Rounds of two runs of one prompt: where they are equal, and what is reported where they are not.
 #include "analysis/metrics/round_comparison.h"
 
 #include <gmock/gmock.h>

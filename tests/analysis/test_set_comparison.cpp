@@ -18,7 +18,7 @@ namespace {
 using Positions = std::vector<std::int32_t>;
 
 TEST(SetComparison, TellsHitsMissesAndExtraWithTheirRanks) {
-  // k' = 3: the exact set's first three are 40, 7, 12; 30 is exact too, but behind them.
+  // k' = 3: the exact set's first three are 40, 7, 12; 30 is exact too, but after them.
   const SetComparison sets = compare_sets(Positions{7, 30, 99, -1}, Positions{40, 7, 12, 30}, 3);
   EXPECT_EQ(sets.compared, 3U);
   EXPECT_EQ(sets.keys, (std::vector<ComparedKey>{{7, 0, 1, KeyMark::both},

@@ -1,4 +1,4 @@
-// The trajectory as HTML: what stands where, and vocabularies that try to be markup.
+// The trajectory as HTML: its content and order, and vocabularies that contain markup.
 #include "analysis/report/trajectory.h"
 
 #include <gmock/gmock.h>

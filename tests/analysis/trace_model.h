@@ -1,4 +1,4 @@
-// The model behind make_trace: random queries, keys and values of one sequence, and the attention
+// The model of make_trace: random queries, keys and values of one sequence, and the attention
 // that follows from them, all in double.
 #pragma once
 

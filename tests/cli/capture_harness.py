@@ -82,7 +82,7 @@ def safetensors_bytes(tensors):
 
 
 def safetensors_parts(path):
-    """-> the header as a dict, the data behind it."""
+    """-> the header as a dict, the data after it."""
     raw = path.read_bytes()
     length, = struct.unpack("<Q", raw[:8])
     return json.loads(raw[8:8 + length]), raw[8 + length:]

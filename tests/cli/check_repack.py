@@ -128,7 +128,7 @@ def main(tool):
             blockscope("repack", first, second, "--merge", "-o", merged, mode)
             check_merged([first, second], merged)
             with h5py.File(merged) as file:
-                # Large arrays of the virtual file lie in the ranks' files, named from its own folder.
+                # Large arrays of the virtual file are in the ranks' files, named from its own folder.
                 for name in ("attention/external", "prefix/key", "sets/topk"):
                     parts = file[name].virtual_sources() if file[name].is_virtual else []
                     names = [part.file_name for part in parts]

@@ -24,7 +24,7 @@ RECALL = "/sets/recall"
 
 
 def run(*arguments, device=None, faults=""):
-    """`faults`: what the emulated device is told to do wrong (tests/support/emulated_cuda.h)."""
+    """`faults`: the faults of the emulated device (tests/support/emulated_cuda.h)."""
     environment = dict(os.environ)
     environment.pop("LD_PRELOAD", None)
     if device:

@@ -12,7 +12,7 @@ from capture_refusal import RefusalCase
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 QWEN_EXPERTS = EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": []}
-# Of a family: its class, the keys it has beside the harness's, or that are absent (None).
+# For each family: its class, and the keys that it has in addition to the harness's, or that are absent (None).
 FAMILIES = {
     "llada": ("LLaDAModelLM", {
         "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "alibi": False, "rope": True,

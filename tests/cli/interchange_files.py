@@ -1,5 +1,5 @@
 """Trajectories in the forms of other tools, made up by rules of our own: random runs written as KLASS and d2Cache
-write theirs (docs/interchange.md), with what they mean beside them."""
+write theirs (docs/interchange.md), together with their meaning."""
 
 import random
 

@@ -21,7 +21,7 @@ def play(seed, prompt, gen_length, block=BLOCK, drafted_at_most=None):
         target = [answer[at + 1 + i] for i in range(count)]
         drafted = [t if chance.random() < 0.7 else (t + 1 + chance.randrange(VOCAB - 1)) % VOCAB for t in target]
         accepted = next((i for i in range(count) if drafted[i] != target[i]), count)
-        # Behind the first wrong guess the target goes over other tokens, so it decides on others.
+        # After the first wrong guess the target gets other tokens, so it decides others.
         target = target[:accepted + 1] + [chance.randrange(VOCAB) for _ in range(count - accepted - 1)]
         rounds.append({"position": len(prompt) + at, "token": answer[at], "drafted": drafted, "accepted": accepted,
                        "next": answer[at + accepted + 1], "target": target})

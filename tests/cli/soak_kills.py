@@ -19,7 +19,7 @@ LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 
 
 def whole(folder, model, prompts, arguments):
-    """The trace of a run that nobody cut, and how long it takes."""
+    """The trace of an uninterrupted run, and its duration."""
     path = folder / "whole.h5"
     begin = time.monotonic()
     code, _, err = run("capture", model, "--prompts", prompts, *arguments, "-o", path, "-q")

@@ -20,7 +20,7 @@ import h5py
 from capture_harness import (BINARY, MODELS, require_binary, run, start, temporary_folder, write_checkpoint,
                              write_prompts)
 
-# What a reader may say of a healthy trace that holds little yet, or no longer has its first name.
+# Errors that a reader may give for a healthy trace that holds little yet, or no longer has its first name.
 TOO_EARLY = ("expected at least one finished sequence to replay", "shows no numbers", "this build lacks",
              "calibration needs two recorded steps of one block with a prefix, and there are none",
              "nothing to report: 0 rows committed")

@@ -132,7 +132,7 @@ class Faults(CheckpointCase):
                 if code == 0:
                     continue  # it was faster
                 self.assertEqual(code, -signal.SIGKILL)
-                if output.exists():  # killed behind the rename: the trace is whole
+                if output.exists():  # killed after the rename: the trace is whole
                     assert_same_trajectories(trajectories(output), self.whole[batch])
                     continue
                 try:

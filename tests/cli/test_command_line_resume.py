@@ -51,7 +51,7 @@ class Resume(CommandLineCase):
         self.refused(USAGE, "reuse_digest", *resume)
         self.assertEqual(partial.read_bytes(), before)
         reuse.write_bytes((self.made / "reuse.json").read_bytes())
-        found = re.search(r"resumed: (\d+) of 40 sequences were there; this run: (\d+) sequence",
+        found = re.search(r"resumed: (\d+) of 40 sequences were finished; this run: (\d+) sequence",
                           self.must(*resume))
         if found:  # one was finished when the kill came
             self.assertEqual(int(found.group(1)) + int(found.group(2)), 40)
@@ -88,7 +88,7 @@ class Resume(CommandLineCase):
         self.assertEqual(self.weights("cut"), self.weights("whole"))
 
     def test_a_resumed_training_knows_its_tokenizer(self):
-        """A state says where its tokenizer lay: it need not be named again, and is missed when it is gone."""
+        """A state has the path of its tokenizer: it need not be named again, and an error says if it is missing."""
         tokenizer = self.root / "tokenizer"
         shutil.copytree(NEEDLE, tokenizer, ignore=shutil.ignore_patterns("*.safetensors", "backbone", "dflash"))
         flags = [*TINY_TRAINING[:TINY_TRAINING.index("--tokenizer")], "--tokenizer", tokenizer]

@@ -1,4 +1,4 @@
-"""--device: what is refused, and runs on the emulated cuda:0 beside the CPU's: the same tokens, the same trace within
+"""--device: refusals, and runs on the emulated cuda:0 compared with the CPU's: the same tokens, the same trace within
 float32's rounding. The emulated device dies when host code dereferences a device pointer, and gives NaN where a copy
 was not waited for. Kernels are emulated a thread at a time, so these runs are short."""
 
@@ -93,7 +93,7 @@ class Device(DeviceCase):
     def test_doctor(self):
         _, out, error = run("doctor", "--json")
         lines = {line["name"]: line for line in json.loads(out)["findings"]}
-        self.assertEqual(lines["LibTorch for CUDA"]["value"] == "there", lines["LibTorch for CUDA"]["verdict"] == "ok")
+        self.assertEqual(lines["LibTorch for CUDA"]["value"] == "found", lines["LibTorch for CUDA"]["verdict"] == "ok")
         self.assertIn("CUDA kernels", lines)
 
 

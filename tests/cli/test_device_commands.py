@@ -1,5 +1,5 @@
-"""--device of the commands other than capture and verify, on the emulated cuda:0 beside the CPU: the same decisions and
-counts, numbers within float32's rounding (tests/cli/test_device.py has the traces)."""
+"""--device of the commands other than capture and verify, on the emulated cuda:0 compared with the CPU: the
+same decisions and counts, numbers within float32's rounding (tests/cli/test_device.py has the traces)."""
 
 import csv
 import json

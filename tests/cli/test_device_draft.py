@@ -1,5 +1,5 @@
-"""A DFlash draft on the emulated cuda:0 beside the CPU: the same rounds, the same trace within float32's rounding, of the
-draft and of its target, greedily and drawn; bench, verify and training."""
+"""A DFlash draft on the emulated cuda:0 compared with the CPU: the same rounds, the same trace within float32's
+rounding, of the draft and of its target, greedily and drawn; bench, verify and training."""
 
 import json
 import re

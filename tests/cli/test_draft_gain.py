@@ -37,7 +37,7 @@ class DraftGain(CheckpointCase):
         for i in range(12):
             lines.append({"id": f"p{i}", "input_ids": random.integers(0, WORDS - 1, 3 + i).tolist(),
                           "gen_length": 4 + 3 * i, "task": ("sums", "words", "sums")[i % 3], "answer": "ab"})
-        cls.by_name = cls.root / "by-name.jsonl"  # the same without "task", which the names tell
+        cls.by_name = cls.root / "by-name.jsonl"  # the same without "task", which follows from the names
         cls.by_name.write_text("".join(
             json.dumps({key: value for key, value in line.items() if key != "task"} |
                        {"id": f"{line['task']}-{i}"}) + "\n" for i, line in enumerate(lines)))
@@ -69,7 +69,7 @@ class DraftGain(CheckpointCase):
             owner, kind = file["/steps/sequence"][:rows], file["/steps/kind"][:rows]
             accepted = file["/draft/accepted"][:rows]
             names = [line["id"] for line in self.lines]
-            # What is accepted behind the answer's last position counts nowhere.
+            # Tokens accepted after the answer's last position are left out.
             ends = np.array([len(line["input_ids"]) + line["gen_length"] for line in self.lines])
             inside = np.minimum(accepted, ends[owner] - 1 - file["/steps/block_start"][:rows]).clip(0)
             # A block of one has no rows of drafts, and none to accept.
@@ -91,7 +91,7 @@ class DraftGain(CheckpointCase):
         return tokens[:tokens.index(STOP) + 1] if STOP in tokens else tokens
 
     def check_counts(self, said, names, rounds, commits, answers):
-        """said: what the command says of these prompts."""
+        """said: the command's output for these prompts."""
         tokens = sum(len(answers[name]) for name in names)
         count = sum(commits[name] for name in names)
         accepted = [n for name in names for n in rounds[name]]
@@ -179,7 +179,7 @@ class DraftGain(CheckpointCase):
                     ("ms_target_verification", 1e3 * drafted[:, 2] / gain["rounds"]),
                     ("ms_draft", 1e3 * drafted[:, 1] / gain["rounds"])):
                 if batch_size > 1 and name.startswith("ms_"):
-                    continue  # a pass over several sequences is one pass: not to be told from their shares
+                    continue  # a pass over several sequences is one pass: it does not follow from their shares
                 spread = (gain[name]["median"], gain[name]["low"], gain[name]["high"])
                 np.testing.assert_allclose(spread, (statistics.median(expected), expected.min(), expected.max()),
                                            rtol=1e-9, err_msg=f"{task}: {name}")
@@ -194,7 +194,7 @@ class DraftGain(CheckpointCase):
         begin, end = json.loads(data[8:8 + size])["model.norm.weight"]["data_offsets"]
         data[8 + size + begin:8 + size + end] = bytes(end - begin)
         weights.write_bytes(data)
-        # The prefill decides one token and a round 4. Of 17 the last round decides none: it ends behind them all.
+        # The prefill decides one token, a round 4. Of 17 tokens the last round decides none: it ends after all of them.
         for gen_length, lengths in ((16, [4, 4, 4, 4]), (17, [4, 4, 4, 4, 1]), (15, [4, 4, 4, 3])):
             code, out, err = run("verify", target, "--draft", draft, "--input-ids", "1,2,3", "--gen-length", gen_length,
                                  "--repeats", 1, "--threads", 1, "--json", "-q")

@@ -78,7 +78,7 @@ class DraftModes(CheckpointCase):
                 rows = len(got.of[name])
                 self.assertLessEqual(len(want.of[name]) - rows, 2)
                 self.assertEqual(want.get("/steps/changed", name)[rows:].tolist(), [0] * (len(want.of[name]) - rows))
-            # Behind the first rejection the target's choices follow a draft, and the answer's tokens don't.
+            # After the first rejection the target's choices follow the draft's tokens, not the answer's.
             behind = np.arange(BLOCK) > want.get("/draft/accepted", name)[:rows, None] + 1
             for part in INTEGERS + NUMBERS:
                 ours, theirs = got.get(f"/draft/{part}", name), want.get(f"/draft/{part}", name)[:rows]
@@ -138,7 +138,7 @@ class DraftModes(CheckpointCase):
                 accepted.append(int(np.cumprod(same).sum()))
                 at += accepted[-1] + 1
             ours = trace.get("/draft/accepted", name, DENOISE)
-            self.assertEqual(ours[:-1].tolist(), accepted[:-1])  # the last one may go on behind the answer
+            self.assertEqual(ours[:-1].tolist(), accepted[:-1])  # the last one may continue after the answer
             self.assertGreaterEqual(ours[-1], accepted[-1])
             tokens = trace.get("/draft/target_token", name, DENOISE)
             self.assertEqual(tokens[0, 1:].tolist(), answer[1:BLOCK].tolist())

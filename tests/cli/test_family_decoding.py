@@ -10,7 +10,7 @@ from capture_harness import BLOCK, MASK, assert_same_trajectories, capture, requ
 from family_case import FAMILIES, TOKEN_BY_TOKEN, FamilyCase, side_by_side
 
 STOPPED = np.uint8(2)  # /sequences/finish_reason
-ALSO_STOP = 201         # in config.json beside the stop token, and in the prompt, where it counts for nothing
+ALSO_STOP = 201         # in config.json with the stop token, and in the prompt, where it has no effect
 ROWS = ("/steps/kind", "/steps/block", "/steps/step", "/steps/context_length", "/steps/changed", "/steps/masks_left",
         "/prediction/token", "/prediction/confidence", "counts")
 DELTAS = ("position", "token", "confidence")
@@ -23,7 +23,7 @@ DENOISE = 1  # /steps/kind
 
 def rows_until_stop(family, run, stop, commits_last):
     """How many rows of a run without stops are left of it when `stop` ends it (docs/parity.md): token by token at once;
-    Fast-dLLM v2 as soon as no mask stands before it; all others behind the block that holds it, and its commit
+    Fast-dLLM v2 as soon as no mask is before it; all others after the block that holds it, and its commit
     where a commit is a pass of its own."""
     state, at = {}, 0
     for row, count in enumerate(run["counts"]):
@@ -41,7 +41,7 @@ def rows_until_stop(family, run, stop, commits_last):
 
 
 def stop_inside(run, block, prompt):
-    """A token that first occurs behind the answer's first block and is no block's last one; the tokens before it."""
+    """A token that first occurs after the answer's first block and is no block's last one; the tokens before it."""
     tokens = dict(zip(run["position"].tolist(), run["token"].tolist(), strict=True))
     for position in sorted(p for p in tokens if p >= block):
         token = tokens[position]
@@ -98,7 +98,7 @@ class FamilyDecoding(FamilyCase):
                 self.assertEqual(self.texts(of_file), [" ".join(map(str, before))])
 
     def with_stop(self, number, family, stop):
-        """The stop id in config.json, another one in the list beside it."""
+        """The stop id in config.json, and another one in the same list."""
         folder = self.root / f"stop-{number}"
         folder.mkdir()
         config = json.loads((self.models[family] / "config.json").read_text())

@@ -25,7 +25,7 @@ class Frequencies(CommandLineCase):
 
     def test_counts_are_those_of_the_bytes(self):
         """The tokenizer has one token a byte, and one for each special text."""
-        long = self.root / "long.txt"  # pieces can't end behind a line, nor between any two bytes
+        long = self.root / "long.txt"  # pieces can't end after a line, nor between any two bytes
         long.write_bytes(("aé€" * 500_000).encode())
         empty = self.root / "empty.txt"
         empty.write_bytes(b"")

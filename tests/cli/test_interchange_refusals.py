@@ -1,4 +1,4 @@
-"""`blockscope import` refuses what lies, and leaves nothing behind: one line, exit code 1 (2 for the command line)."""
+"""`blockscope import` refuses inconsistent files, and leaves no file: one line, exit code 1 (usage: 2)."""
 
 import copy
 import json

@@ -164,7 +164,7 @@ if __name__ == "__main__":
             folder = pathlib.Path(place)
             make(sys.argv[1], folder / "run.h5")
             make(sys.argv[1], folder / "other.h5", "--blocks", "3")
-            os.chdir(folder)  # whatever is called - or --force would lie here
+            os.chdir(folder)  # a file named - or --force would be in this folder
             test(folder)
             os.chdir("/")
         print(f"{name}: ok", flush=True)

@@ -1,7 +1,7 @@
-"""Files that somebody else touches while a command writes them: test_output_harm.py TRACE_TOOL
+"""Files that another program changes while a command writes them: test_output_harm.py TRACE_TOOL
 
 Links under the names that outputs begin with, and a trace that is moved, removed, replaced or cut before it has its final
-name. What a link leads to stays as it was; nobody's file gets the name of an output; the error says what is where."""
+name. The target of a link stays unchanged. No other file gets an output's name. The error says where the files are."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_a_link_under_a_temporary_name_is_not_followed(folder):
             process = subprocess.run([*map(str, command), str(trace)], input="", capture_output=True, text=True, timeout=60)
             case = (name, kind, process)
             assert process.returncode == 1, case
-            assert f"{planted}: expected nothing of this name" in process.stderr and "HINT" in process.stderr, case
+            assert f"{planted}: expected no file of this name" in process.stderr and "HINT" in process.stderr, case
             assert victim is None or victim.read_bytes() == VICTIM, case
             assert not (folder / "not-there").exists() and not trace.exists(), case
             assert planted.is_symlink() or planted.read_bytes() == VICTIM, case

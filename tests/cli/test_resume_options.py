@@ -1,5 +1,5 @@
 """`capture --resume` and every option of `capture`: each one either decides something of what is written, and then a run
-with another value is refused by name, or stands in a list with the reason why it decides nothing. A new option that is in
+with another value is refused by name, or is in a list with the reason why it affects nothing. A new option that is in
 neither table fails the test. The same holds for every option of every policy, strategy and cache that `blockscope help`
 lists."""
 
@@ -14,7 +14,7 @@ from family_case import side_by_side, write_family
 from test_draft import draft_tensors, write_draft, write_target, zlab_config
 
 USAGE = 2
-# Options that a resumed run may be given otherwise.
+# Options that may have other values in a resumed run.
 DECIDES_NOTHING = {
     "--help": "runs nothing",
     "--help-all": "runs nothing",

@@ -22,7 +22,7 @@ constexpr std::int64_t kTasks = 3;
 constexpr std::int64_t kBlocks = 40;  // 80 denoising rows: beyond one keyframe interval
 
 /// Rows of a task, up to `rows`; their values follow from the task and the row, not from where the
-/// row lies in the file.
+/// row is in the file.
 void append_task(TraceWriter& writer, const TraceMeta& meta, std::int64_t task, std::int64_t rows,
                  std::int64_t other_token = -1) {
   const std::int64_t index = writer.begin_sequence(fixture::sequence_start(task, kBlocks));
@@ -55,7 +55,7 @@ void write_whole(const std::string& path, std::int64_t other_token = -1) {
   writer.finish();
 }
 
-/// Task 1 is cut after 70 rows, then decoded again behind task 0 and itself.
+/// Task 1 is cut after 70 rows, then decoded again after task 0 and itself.
 void write_resumed(const std::string& path) {
   const TraceMeta meta = fixture::small_meta();
   {
@@ -120,7 +120,7 @@ TEST_F(ResumedTrace, DiffFindsOneTokenAndASequenceThatIsMissing) {
   const auto token = run({"diff", resumed_, folder_.file("other.h5"), "--ignore-aborted"});
   EXPECT_EQ(token.exit_code, 1);
   EXPECT_THAT(token.out, HasSubstr("/frames/token"));
-  // The task's second life begins behind 162 elements of task 0 and 138 of its first one.
+  // The task's second life begins after 162 elements of task 0 and 138 of its first one.
   EXPECT_THAT(token.out, HasSubstr("1 of 480 differ, first at [305]"));
   RunShape shape;
   shape.sequences = 2;

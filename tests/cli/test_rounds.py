@@ -136,7 +136,7 @@ class Rounds(RoundCase):
                 self.assertEqual(trace["/steps/pass_time_ns"][row:row + 2].tolist(), [r["draft_ns"], r["target_ns"]])
         text = self.must("export", path, "--format", "rounds")
         back = [json.loads(line) for line in text.splitlines()]
-        last = dict(lines[-2])  # what lies behind the answer's end is in no frame
+        last = dict(lines[-2])  # tokens after the answer's end are in no frame
         if last["position"] + last["accepted"] + 1 >= len(prompt) + 25:
             del last["next_confidence"]
             if last["accepted"] == len(last["drafted"]):
@@ -157,7 +157,7 @@ class Rounds(RoundCase):
         start = {"sequence": "a", "prompt_ids": [1, 2]}
         path = self.imported([HEADER, start, *written(rounds, rounds[0], "a")], "read")
         table = self.must("info", path)
-        self.assertIn("not in the file that it was imported from", table)
+        self.assertIn("shape unknown: not in the imported file", table)
         lengths = [r["accepted"] + 1 for r in rounds]
         self.assertIn(f"{len(rounds)} rounds", table)
         self.must("analyze", path)

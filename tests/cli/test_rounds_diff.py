@@ -28,7 +28,7 @@ class RoundsDiff(RoundCase):
         self.assertIn("the rounds are equal", self.must("diff", a, trace("swapped", order=(1, 0))))
         wrong = next(n for n, r in enumerate(played[1][1]) if r["accepted"] <= BLOCK - 3 and n > 2)
         r = played[1][1][wrong]
-        at = r["accepted"] + 1  # behind the first wrong guess: no more than this changes
+        at = r["accepted"] + 1  # after the first wrong guess: no more than this changes
         value = (r["drafted"][at] + 1) % VOCAB
 
         def change(runs):

@@ -1,4 +1,4 @@
-"""`blockscope import` refuses rounds that lie, and leaves nothing behind: one line with the number of theirs."""
+"""`blockscope import` refuses inconsistent rounds, and leaves no file: one error with the number of the line."""
 
 import json
 import os

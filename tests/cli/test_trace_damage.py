@@ -21,7 +21,7 @@ from capture_harness import require_binary, run, run_tests
 from round_files import HEADER
 
 TOOL = ""
-# Dataset, element, and values it can't have. The fixture: 2 sequences of 200 positions behind 4 and
+# Dataset, element, and values it can't have. The fixture: 2 sequences of 200 positions after 4 and
 # 5 tokens, 202 rows, a vocabulary of 100.
 WRONG = [
     ("/frames/position", 3, (-1, 200, 2**31 - 1)), ("/frames/token", 3, (-1, 100)),
@@ -79,7 +79,7 @@ def fixture(folder):
 
 
 def killed(folder, rows=150, name="k.h5"):
-    """-> the .partial of a writer that was killed behind that many rows"""
+    """-> the .partial of a writer that was killed after that many rows"""
     writer = subprocess.Popen([TOOL, "endless", folder / name], stdout=subprocess.PIPE, text=True)
     while int(writer.stdout.readline()) < rows:
         pass
@@ -108,7 +108,7 @@ def test_values_out_of_range_are_refused_by_every_command(folder):
 
 
 def row_end(dataset, row):
-    """Where the last byte of a row lies."""
+    """The place of the last byte of a row."""
     end = 0
     by_layer = dataset.chunks[0] == 1 and dataset.ndim > 3 and dataset.chunks[1] == 1
     inside = row % dataset.chunks[0] + 1
@@ -130,7 +130,7 @@ def per_row(file):
 def test_repair_keeps_exactly_the_rows_whose_data_is_in_the_file(folder):
     partial = killed(folder, 2000)
     whole = partial.read_bytes()
-    with h5py.File(partial, "r", swmr=True) as source:  # what lies after its last committed row is nobody's loss
+    with h5py.File(partial, "r", swmr=True) as source:  # data after its last committed row is no loss
         last = int(source["/steps/committed"][0]) - 1
         committed_end = max(row_end(source[name], last) for name in per_row(source))
     kept_some = 0
@@ -159,7 +159,7 @@ def test_repair_keeps_exactly_the_rows_whose_data_is_in_the_file(folder):
                 lost = json.loads(bytes(kept["run/json"][()]))["repacked"]["inputs"][0]["lost"]
                 assert lost["committed_rows"] == rows
                 assert kept["run/complete"][0] == 0
-                # Not one row more could be kept, and whose rows are gone is no whole sequence.
+                # No further row could be kept, and a sequence that lost rows is not whole.
                 lacking = [name for name in per_row(source) if row_end(source[name], count) > end]
                 assert lacking or "/frames/" in err or "/cache/" in err, (percent, count, err)
                 owners = set(source["/steps/sequence"][count:rows].tolist())
@@ -183,7 +183,7 @@ def test_a_finished_trace_that_was_cut_is_refused_and_repaired(folder):
         one_error_line(code, err, "cut.h5")
     code, _, err = run("repack", "--repair", cut, "-o", folder / "out.h5")
     if code == 0:
-        assert "kept" in err and "lies behind the end of the file" in err, err
+        assert "kept" in err and "is after the end of the file" in err, err
         with h5py.File(path) as whole, h5py.File(folder / "out.h5") as kept:
             rows = kept["row"].size
             assert 0 < rows < whole["row"].size and kept["run/complete"][0] == 0
@@ -227,7 +227,7 @@ def test_resume_leaves_what_no_kill_leaves_as_it_was(folder):
         if attempt % 4 == 0:
             del data[chance.randrange(1000, len(data) * 9 // 10):]
         else:
-            # Headers and chunk indices lie at the start, and between the rows.
+            # Headers and chunk indices are at the start, and between the rows.
             near = len(data) if attempt % 2 else 60000
             for _ in range(chance.randrange(1, 40)):
                 data[chance.randrange(near)] ^= 1 << chance.randrange(8)
@@ -240,7 +240,7 @@ def test_resume_leaves_what_no_kill_leaves_as_it_was(folder):
             assert "d.h5.partial" in err and err.count("\n") == 1, err
             assert damaged.read_bytes() == bytes(data), f"{attempt}: the damaged file was changed"
         else:
-            if attempt % 4 == 0:  # as a full disk does: only rows that nobody committed are gone
+            if attempt % 4 == 0:  # like a full disk: only rows that were not committed are lost
                 assert committed_rows(damaged, committed) == rows, (attempt, len(data))
             code, _, err = run("info", damaged)
             assert code == 0, (attempt, err)

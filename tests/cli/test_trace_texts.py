@@ -14,7 +14,7 @@ from capture_harness import require_binary, run, run_tests
 import test_trace_damage as damage
 from test_trace_outside import commands
 
-# Place in the trace, a text that can't stand there, and what the message says.
+# Place in the trace, a text that is not allowed in it, and a part of the message.
 GARBAGE = [
     ("/run/json", b"", "JSON"), ("/run/json", b"garbage", "JSON"), ("/run/json", b'{"version":"1"', "JSON"),
     ("/run/json", b'{"version":"\xff\xfe"}', "JSON"), ("/run/json", b"[]", "a JSON object"),

@@ -1,4 +1,4 @@
-// Descriptors 0 to 2 are taken before a file can get them; lost output is told.
+// Descriptors 0 to 2 are taken before a file can get them; lost output is reported.
 #include "command_line/standard_streams.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// The readers of other tools' trajectories: what they make of a file, and where they say it lies.
+// The readers of other tools' trajectories: the result for a file, and the place of an error in it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -94,12 +94,12 @@ TEST(ImportRounds, TheNextRoundTellsTheTokenBeforeIt) {
   all[2].erase("next");
   EXPECT_THAT(
       refusal_of(text_of(all)),
-      HasSubstr("in.jsonl:4: file: token: expected the certain token, because no line before"));
+      HasSubstr("in.jsonl:4: file: token: expected the certain token, because no earlier line"));
   all[3]["token"] = 9;
   const ImportedRounds run = parse(all);
   EXPECT_EQ(run.sequences[0].rounds[0].next, 9);
   all[3].erase("target");
-  all[3]["accepted"] = 0;  // and nobody says what came then
+  all[3]["accepted"] = 0;  // and the next token is not known
   all[4]["token"] = 3;
   EXPECT_EQ(parse(all).sequences[0].rounds[1].next, 3);
 }
@@ -157,13 +157,13 @@ TEST(ImportRounds, LeavesOutRoundsBehindTheEnd) {
   ImportedRounds run = parse(all);
   EXPECT_EQ(run.sequences[0].rounds.size(), 2U);
   EXPECT_EQ(run.sequences[0].start.gen_length, 4);
-  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("behind an answer's end")));
+  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("after an answer's end")));
   all[1]["gen_length"] = 100;
   all[0]["stop_token_ids"] = {7};
   run = parse(all);
   EXPECT_EQ(run.sequences[0].rounds.size(), 1U);
   EXPECT_EQ(run.sequences[0].end.reason, FinishReason::stop);
-  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("behind an answer's end")));
+  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("after an answer's end")));
   all[0]["stop_token_ids"] = {8};  // drafted, and not accepted
   EXPECT_EQ(parse(all).sequences[0].rounds.size(), 3U);
   all[0]["stop_token_ids"] = {7};  // accepted as the third token, after an answer of two

@@ -39,8 +39,8 @@ struct Located {
   LocatedValues values;
 };
 
-/// Everything that can be located reads as read_raw does; what was written and lies as it is in a
-/// chunk of its own is located, if `any`.
+/// Values that can be located read like those of read_raw. If `any`, values that were written
+/// unchanged in a chunk of their own are located.
 std::vector<Located> check_all(const TraceReader& trace, bool any) {
   std::vector<Located> all;
   const auto layers = static_cast<std::int64_t>(trace.info().meta.layers.size());

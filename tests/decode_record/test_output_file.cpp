@@ -1,4 +1,4 @@
-// Output files: whole under their name, or not there at all.
+// Output files: whole under their name, or missing.
 #include "decode_record/files/output_file.h"
 
 #include <gmock/gmock.h>

@@ -14,7 +14,7 @@ namespace {
 
 using fixture::TempDir;
 
-/// A sequence of 8 positions whose rows decide and take back what they are told to.
+/// A sequence of 8 positions. Its rows decide and take back the given tokens.
 class Rows {
  public:
   explicit Rows(TraceWriter& writer) : writer_(writer) {
@@ -78,7 +78,7 @@ TEST(Revocations, ThatDoNotFitTheFrameAreRefused) {
   TraceWriter writer(dir.file("x.h5"), trajectory_meta());
   Rows rows(writer);
   rows.add({1}, {11}, {});
-  EXPECT_THROW(rows.add({}, {}, {{2, 11, 0.1F}}), UsageError);     // a mask stands there
+  EXPECT_THROW(rows.add({}, {}, {{2, 11, 0.1F}}), UsageError);     // the position is a mask
   EXPECT_THROW(rows.add({}, {}, {{1, 12, 0.1F}}), UsageError);     // another token
   EXPECT_THROW(rows.add({}, {}, {{8, 11, 0.1F}}), UsageError);     // no such position
   EXPECT_THROW(rows.add({1}, {12}, {{1, 11, 0.1F}}), UsageError);  // changed as well

@@ -1,5 +1,5 @@
-"""A stranger reads a trace with h5py and numpy alone: the snippets of docs/trace_format.md are run as
-they stand, and what they give is compared with what tests/decode_record/trace_fixture.h wrote.
+"""A trace is read with h5py and numpy alone: the snippets of docs/trace_format.md are run as
+written, and their results are compared with what tests/decode_record/trace_fixture.h wrote.
 test_trace_h5py.py TRACE_TOOL"""
 
 import hashlib

@@ -1,5 +1,5 @@
 // kill -9 at random moments: every row that the writer had reported as committed is there, with the
-// right content, for our reader and for h5py; and a resumed run goes on behind it.
+// right content, for our reader and for h5py; and a resumed run continues after it.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>

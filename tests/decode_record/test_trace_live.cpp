@@ -1,4 +1,4 @@
-// Readers of a trace that is being written. Each tells what was committed when it looked, however
+// Readers of a trace that is being written. Each shows the rows committed when it read, however
 // many there are, and whatever is written or renamed afterwards.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What a TraceWriter refuses, what it leaves behind, and how it resumes.
+// What a TraceWriter refuses, which files it leaves, and how it resumes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -159,9 +159,8 @@ TEST(TraceWriter, ResumesBehindTheCommittedRowsAndMarksCutSequences) {
   EXPECT_EQ(reader.frame(2, 1).tokens_of(0)[0], 2);
 }
 
-// What a kill between the flush of the metadata and that of the superblock leaves: the rows are
-// there, and the superblock tells the end that the file had long before. HDF5 refuses to read
-// beyond it.
+// A kill between the flush of the metadata and that of the superblock: the rows are in the file,
+// but the superblock has a much earlier end of file. HDF5 refuses to read after that end.
 TEST(TraceWriter, ResumesBehindASuperblockThatTellsAnEarlierEnd) {
   constexpr std::int64_t kRows = 400;
   const TempDir dir;

@@ -1,5 +1,5 @@
 // A small trace whose every value follows from its row number, so that a test (or a Python script)
-// can tell what must be in the file without keeping a copy of it.
+// know the expected content of the file without a copy of it.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace blockscope::fixture {
 
-/// A folder of its own under the system's temporary one, gone at the end of the test.
+/// A separate folder in the system's temporary one, removed at the end of the test.
 class TempDir {
  public:
   TempDir() {

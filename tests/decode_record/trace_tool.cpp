@@ -1,4 +1,4 @@
-// The program behind the tests that need a writer of their own:
+// The program of the tests that need a writer of their own:
 //   trace_tool fixture PATH TYPE   writes a finished trace of level full (TYPE bf16 or f32)
 //   trace_tool endless PATH        writes until it is killed, resuming PATH.partial if it is there;
 //                                  prints "<committed rows>\n" whenever more rows are committed

@@ -1,6 +1,6 @@
 """Faults of the product, at least one for each room: (file, text of the line, expression, wrong expression).
 
-Each is a mistake that somebody could make: a bound that is off by one, a condition that is left out, two values
+Each is a mistake that a person could make: a bound that is off by one, a condition that is left out, two values
 mixed up. `planted.py` plants them and says how."""
 
 FAULTS = (
@@ -112,8 +112,6 @@ FAULTS = (
      'one.st_ino == other.st_ino', 'true'),
     ('decode_record/files/command_files.cpp', 'if (std::ranges::count(outputs_, kStandardOutput) > 0)',
      'std::ranges::count(outputs_, kStandardOutput) > 0', 'false'),
-    ('decode_record/repack/repack_copy.cpp', 'if (value >= 0) value = static_cast<std::int32_t>(value + shift)',
-     'value >= 0', 'true'),
     ('decode_record/repack/repack_copy.cpp', 'torn_.push_back(lost ||',
      'end == FinishReason::unfinished', 'false'),
     ('decode_record/repack/repack_copy.cpp', 'next_pass_ += *std::ranges::max_element',

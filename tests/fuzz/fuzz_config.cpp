@@ -1,5 +1,5 @@
-// Any bytes as config.json and the files beside it: either an Error, or a configuration whose sizes
-// are usable: the weight-name table and the RoPE frequencies can be computed from it.
+// Any bytes as config.json and the files next to it: either an Error, or a configuration whose
+// sizes are usable: the weight-name table and the RoPE frequencies can be computed from it.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Any bytes as a safetensors file: either a CheckpointError, or a header whose tensors all lie
+// Any bytes as a safetensors file: either a CheckpointError, or a header with tensors that are all
 // inside the file. Reading every byte of every tensor lets AddressSanitizer check the second half.
 #include <cstdint>
 #include <cstdlib>

@@ -115,7 +115,7 @@ void time(const char* name, const Problem& problem, const Launch& launch) {
   std::printf("  %-44s %9.1f us  %5.2f TB/s\n", name, us, problem.bytes / us / 1e6);
 }
 
-// What the snapshot (outputs and lses of both sides) adds: least of five, by turns.
+// What the snapshot (outputs and lses of both sides) adds: least of five, in turns.
 void time_snapshot(const Problem& problem) {
   SplitCall plain = problem.call;
   plain.external = plain.internal = plain.lse_external = plain.lse_internal = nullptr;

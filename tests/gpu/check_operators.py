@@ -2,9 +2,9 @@
 
     python tests/gpu/check_operators.py LIBRARY [--seed N] [--only NAME]
 
-LIBRARY is libblockscope_kernels_cuda.so (libblockscope_kernels.so beside it). Inputs are random, from
+LIBRARY is libblockscope_kernels_cuda.so (libblockscope_kernels.so in the same folder). Inputs are random, from
 a new seed each time unless one is given; memory that operators take for results and workspace is filled
-with NaN first, and so is the cache behind every length. Prints the largest error of each operator and
+with NaN first, and so is the cache after every length. Prints the largest error of each operator and
 type relative to the limit of kernels/ops.h (1.0 is the limit); exit status 1 if one is above it, 77
 without a GPU.
 """
@@ -52,7 +52,7 @@ def poison():
 
 
 class Case:
-    """A random problem; the tensors lie as a cache or a projection would leave them."""
+    """A random problem; the tensors have the layout of a cache or a projection."""
 
     def __init__(self, rng, dtype):
         self.kv_heads = rng.choice([1, 2, 3, 8])
@@ -350,7 +350,7 @@ def check_rows(ops, rng, dtype, worst):
     gate = x.cpu().double()
     expected = [norm(x), (x + y).cpu().double(), norm(x + y), torch.nn.functional.silu(gate) * up.cpu().double()]
     for name, a, b in zip(["rms_norm_rows", "add_rms_norm_rows sum", "add_rms_norm_rows norm", "silu_multiply"], got, expected):
-        # Two roundings: before the weight, and behind it.
+        # Two roundings: before the weight, and after it.
         worst.add(name, a, b, (2e-6 + 2 * rounding(dtype)) * max(1.0, b.abs().max().item()), f"{shape} {dtype}")
 
 

@@ -3,8 +3,8 @@
     python tests/gpu/compare_devices.py BLOCKSCOPE [--dtypes float32 bfloat16] [--device cuda]
 
 Every policy, cache and recorder level on the models of this repository. float32: tokens and all decisions must be the
-CPU's and numbers within 1e-4 of their largest, but for sets, where near ties may fall otherwise (at most one position in
-a thousand). bfloat16: differences are printed and not checked. Prints Markdown; exit status 1 if something is not
+CPU's and numbers within 1e-4 of their largest, except in sets. There near-ties may be decided differently, at most one
+position in a thousand. bfloat16: differences are printed and not checked. Prints Markdown; exit status 1 if something is not
 as it must be. --preload LIBRARY runs the device's side with tests/support/emulated_cuda.h, to try this script.
 """
 

@@ -1,7 +1,7 @@
 // Every name of the dialect on this machine's GPU against the emulator: the emulator executes
-// nothing of what stands in kernels/device/cuda_device.h, so nothing else tests it. Bit for bit,
-// but sums of tensor cores and library functions, which may round otherwise. Exit status 77 without
-// a driver.
+// nothing of kernels/device/cuda_device.h, so no other test covers it. Bit for bit,
+// except sums of tensor cores and library functions, which may round differently. Exit status 77
+// without a driver.
 //   ctest --preset cuda -R gpu.conformance, or build/cuda/tests/test_conformance [SEED]
 #include <cmath>
 #include <cstdio>
@@ -56,7 +56,7 @@ double tolerance(const std::string& name, float expected) {
   return 0.0;
 }
 
-// NaN is NaN, whatever its sign and payload; rounded 16-bit results stand in the low half.
+// NaN is NaN, whatever its sign and payload; rounded 16-bit results are in the low half.
 bool is_nan(const std::string& name, uint32_t bits) {
   if (name == "round_to bfloat16") return (bits & 0x7fffu) > 0x7f80u;
   if (name == "round_to float16") return (bits & 0x7fffu) > 0x7c00u;

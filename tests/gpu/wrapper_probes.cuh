@@ -1,5 +1,6 @@
 // Each name of the dialect (kernels/device/device.h) in a kernel of its own, which reads `in` and
-// writes what it got to `out`. Compiled once for each backend; test_conformance.cu compares the two.
+// writes what it got to `out`. Compiled once for each backend; test_conformance.cu compares the
+// two.
 #pragma once
 
 #include <cmath>
@@ -24,7 +25,8 @@ __device__ __forceinline__ char* shared_words(const uint32_t* in) {
 }
 
 __global__ void probe_load_matrix(const uint32_t* in, uint32_t* out) {
-  const char* row = shared_words(in) + thread_index() * 7 % 64 * 16;  // no row beside its neighbour
+  const char* row =
+      shared_words(in) + thread_index() * 7 % 64 * 16;  // neighbouring rows are not adjacent
   uint32_t r[4];
   load_matrix_x4(r, row);
   for (int i = 0; i < 4; ++i) out[thread_index() * 4 + i] = r[i];

@@ -17,7 +17,7 @@ void run_probe(int probe, const uint32_t* in, uint32_t* out, void* on);
 }  // namespace cuda
 namespace emulated {
 void run_probe(int probe, const uint32_t* in, uint32_t* out, void* on);
-const char* probe_name(int probe);  // null behind the last
+const char* probe_name(int probe);  // null after the last
 }  // namespace emulated
 
 }  // namespace blockscope

@@ -22,7 +22,7 @@ struct CaseShape {
   int64_t queries = 4;   // T
   int64_t internal = 4;  // T_in
   std::vector<int64_t> ext_len = {100};
-  int64_t spare = 3;  // capacity behind the longest ext_len, filled with NaN
+  int64_t spare = 3;  // capacity after the longest ext_len, filled with NaN
   at::ScalarType dtype = at::kFloat;
   double query_scale = 1.0;  // larger: more extreme scores
 };
@@ -37,8 +37,8 @@ inline std::ostream& operator<<(std::ostream& out, const CaseShape& shape) {
 
 struct AttentionCase {
   at::Tensor q;        // [S, H, T, D]
-  at::Tensor k_ext;    // [S, K, N, D], NaN behind ext_len
-  at::Tensor v_ext;    // [S, K, N, D], NaN behind ext_len
+  at::Tensor k_ext;    // [S, K, N, D], NaN after ext_len
+  at::Tensor v_ext;    // [S, K, N, D], NaN after ext_len
   at::Tensor ext_len;  // [S]
   at::Tensor k_in;     // [S, K, T_in, D]
   at::Tensor v_in;     // [S, K, T_in, D]

@@ -93,9 +93,9 @@ void bench(const Shape& shape, at::ScalarType dtype, int repeats) {
               (expected - split.out).abs().max().item<double>());
 }
 
-/// split_attention beside the best of SDPA's ways without a split, from a short prefix to a long
-/// one: with grouped heads, and with the queries of a KV head folded into rows, which every key
-/// being visible allows. The limit: the products at the rate that torch multiplies matrices.
+/// split_attention compared with the best of SDPA's ways without a split, from a short prefix to a
+/// long one: with grouped heads, and with the queries of a KV head folded into rows, which every
+/// key being visible allows. The limit: the products at the rate that torch multiplies matrices.
 void bench_length(const Shape& shape, at::ScalarType dtype, int repeats) {
   torch::manual_seed(1);
   const int64_t n = shape.external_keys;
@@ -133,8 +133,8 @@ void bench_length(const Shape& shape, at::ScalarType dtype, int repeats) {
       (reference - split.out).abs().max().item<double>());
 }
 
-/// What a sparse policy pays at a step, beside one exact step in the same run: reading k keys, and
-/// choosing them.
+/// The cost of a sparse policy at a step, compared with an exact step in the same run: reading k
+/// keys, and choosing them.
 void bench_selection(const Shape& shape, at::ScalarType dtype, int64_t k, int64_t page,
                      int repeats) {
   torch::manual_seed(1);

@@ -94,7 +94,7 @@ DEMANGLED = {}
 
 
 def kernels_in(text):
-    """What --resource-usage says of each kernel."""
+    """The values of --resource-usage for each kernel."""
     found = re.findall(r"Compiling entry function '(\S+)' for 'sm_(\w+)'\n.*Function properties for \S+\n.*"
                        r"?(\d+) bytes spill stores, (\d+) bytes spill loads\n.*Used (\d+) registers", text)
     symbols = [symbol for symbol, *_ in found]

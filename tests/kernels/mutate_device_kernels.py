@@ -1,4 +1,4 @@
-"""Puts one mistake after another into the device kernels and sees whether the tests in the emulator catch it.
+"""Puts one mistake after another into the device kernels and checks that the tests in the emulator catch it.
 
     python tests/kernels/mutate_device_kernels.py [--build build/release] [--only NAME] [--list]
         [--within SECONDS [--turn N]]
@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPLIT, SMALL = "split_attention_emulated.cpp", "small_operators_emulated.cpp"
 TILES = ["split_attention"]
 FLOATS = ["split_attention", "prefill_attention"]
-# Name, file, old, new, what is compiled again, test programs. `old` must stand in the file once.
+# Name, file, old, new, what is compiled again, test programs. `old` must occur in the file once.
 MISTAKES = [
     # The pipeline.
     ("no barrier after the wait", "split_tile_device.cuh",
@@ -207,7 +207,7 @@ MISTAKES = [
     ("similarity: zero rows", "row_device.cuh", "zero ? 0.0f : static_cast", "false ? 0.0f : static_cast", SMALL,
      ["cross_step_similarity"]),
 ]
-# The results are the same, so that no test can tell, and why.
+# The results are the same, so no test can fail; with the reason.
 EQUIVALENT = {
     "the vote without its return": "it only skips a multiplication by 1",
     "a lane returns alone": "its rows' factors are 1, and the lanes meet again at the next ldmatrix",

@@ -1,4 +1,4 @@
-// Operators of ops.h on the emulated cuda:0, emulated kernels behind them, with inputs and devices
+// Operators of ops.h on the emulated cuda:0, with emulated kernels, with inputs and devices
 // that are not as they should be. The CPU's operators are the judge.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -179,7 +179,7 @@ TEST_P(DeviceFaults, NanIsWhereTheCpuHasIt) {
   }
 }
 
-/// The same elements in rows that lie far apart, and not at multiples of 16 bytes.
+/// The same elements in rows that are far apart, and not at multiples of 16 bytes.
 Tensor strided(const Tensor& tensor) {
   if (tensor.dim() < 4) return tensor.to(at::kCUDA);
   std::vector<int64_t> sizes = tensor.sizes().vec();

@@ -230,7 +230,7 @@ int main() {
     blockscope::run(DeviceFloat::kBFloat16, 64, seed);
     blockscope::run(DeviceFloat::kFloat32, 48, seed);
   }
-  blockscope::run(DeviceFloat::kFloat32, 132, 3);  // weights lie over the keys
+  blockscope::run(DeviceFloat::kFloat32, 132, 3);  // weights overlap the keys
   std::puts("every kernel ran");
   return 0;
 }

@@ -1,5 +1,5 @@
-// The operators made of torch operators beside the CPU's kernels, on the CPU and, as ops.h calls
-// them, on the emulated device.
+// The operators built from torch operators, compared with the CPU's kernels, on the CPU and, as
+// ops.h calls them, on the emulated device.
 #include "kernels/torch/fallback_operators.h"
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-/// Two sequences of 70 and 33 keys, 6 query heads over 2 KV heads; NaN behind the lengths.
+/// Two sequences of 70 and 33 keys, 6 query heads over 2 KV heads; NaN after the lengths.
 struct Arguments {
   Tensor q, k_ext, v_ext, k_in, v_in, ext_len, index, cached, cached_lse, lse;
 

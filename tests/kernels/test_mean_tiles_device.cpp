@@ -1,5 +1,5 @@
 // The mean probabilities that block_topk chooses from on tensor cores, executed by the emulator:
-// beside float64, whatever the rows, keys and schedule are, and what the kernel reads.
+// compared with float64, whatever the rows, keys and schedule are, and what the kernel reads.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Products with weights that were laid out once, beside float64 and beside themselves.
+// Products with weights that were laid out once, compared with float64 and with each other.
 #include "kernels/cpu/packed_matrix.h"
 
 #include <ATen/ATen.h>

@@ -1,5 +1,5 @@
-// What a decoder does to its rows between the products: beside the ATen operators that it
-// stands for, in every dtype, and on every instruction set of this machine.
+// Operators on a decoder's rows between the products, compared with the ATen operators that it
+// replaces, in every dtype, and on every instruction set of this machine.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ at::Tensor random_rows(at::IntArrayRef shape, at::ScalarType type, double spread
 }
 
 /// Equal to a rounding of float32, or in a narrow type to one unit in the last place, which only a
-/// result that lies on the border of two numbers may be off.
+/// result on the border of two numbers may differ.
 ::testing::AssertionResult same_rows(const at::Tensor& got, const at::Tensor& expected) {
   if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type()) {
     return ::testing::AssertionFailure() << "another shape or dtype";
@@ -290,7 +290,7 @@ TEST(RowOpsCheck, WrongArgumentsAreNamed) {
 INSTANTIATE_TEST_SUITE_P(DTypes, RowOps, ::testing::Values(at::kFloat, at::kHalf, at::kBFloat16),
                          [](const auto& type) { return std::string(at::toString(type.param)); });
 
-/// Every instruction set writes what the best one does, and nothing behind the row.
+/// Every instruction set writes the same as the best one, and nothing after the row.
 class RowKernelsOn : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(RowKernelsOn, EqualTheBestAndWriteNothingOutside) {

@@ -20,7 +20,7 @@ SplitAttention split(const AttentionCase& problem, uint64_t seed = 1,
                             problem.k_in, problem.v_in, problem.scale, nullptr);
 }
 
-// The CPU's cases, and those that only the GPU's kernels tell apart.
+// The CPU's cases, and those that differ only in the GPU's kernels.
 std::vector<CaseShape> device_cases() {
   std::vector<CaseShape> cases;
   for (const CaseShape& shape : case_table()) cases.push_back(shape);
@@ -268,7 +268,7 @@ TEST(SplitAttentionDevice, NaNStaysInTheRowsThatSeeIt) {
   }
 }
 
-// --- prefill_attention's tiles, beyond what the CPU's test asks of them
+// --- prefill_attention's tiles, beyond the cases of the CPU's test
 
 struct PrefillProblem {
   at::Tensor q, k, v;

@@ -1,5 +1,5 @@
-// What a recorder sums over rows, on every instruction set of this machine, beside plain float64
-// loops.
+// A recorder's sums over rows, on every instruction set of this machine, compared with plain
+// float64 loops.
 #include "kernels/simd/statistics_kernels.h"
 
 #include <ATen/ATen.h>

@@ -57,7 +57,7 @@ class GuardedBuffer {
   std::vector<float> memory_;
 };
 
-// Random numbers of the type as they lie in memory; any read behind the last one ends the program.
+// Random numbers of the type in memory; any read after the last one ends the program.
 struct Numbers {
   Numbers(Element element, int64_t count, SeededRandom& random)
       : bytes(count * element_bytes(element)), values(static_cast<size_t>(count)) {
@@ -110,7 +110,7 @@ void expect_one_tile(const TileKernels& kernels, Element element, int64_t dim, i
       expected.push_back(dot);
       got.push_back(scores.data()[r * kTileKeys + j]);
     }
-    // Weights of keys that are not there may be anything.
+    // Weights of missing keys may have any value.
     std::fill_n(scores.data() + r * kTileKeys + num_keys, kTileKeys - num_keys, NAN);
   }
   ASSERT_TRUE(close_to(got, expected, {1e-10, 1e-4}));
@@ -155,7 +155,7 @@ TEST_P(TileKernelsOn, OneTileEqualsPlainLoopsAndNothingOutsideIsReadOrWritten) {
   }
 }
 
-// For 1 to 70 rows, each of which has the bits that it has among 70.
+// For 1 to 70 rows: each row has the same bits as among 70.
 TEST_P(TileKernelsOn, ARowHasTheSameBitsWhateverIsBesideIt) {
   constexpr int64_t kRows = 70, kDim = 75, kKeys = 51;
   for (const Element element : {Element::kFloat32, Element::kBFloat16}) {

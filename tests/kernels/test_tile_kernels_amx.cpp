@@ -44,7 +44,7 @@ class TileKernelsAmx : public ::testing::Test {
 
 TEST_F(TileKernelsAmx, RunInTheEmulationWhereTheProcessorHasNoTiles) {
   const int64_t before = emulated_tile_products();
-  // 5 rows of 48 channels: two blocks of the depth; 20 keys behind none: two tiles of them, one
+  // 5 rows of 48 channels: two blocks of the depth; 20 keys after none: two tiles of them, one
   // block to weigh, with two parts of the weights and three tiles of channels.
   const AttentionCase c = make_case({.heads = 1,
                                      .kv_heads = 1,
@@ -58,7 +58,7 @@ TEST_F(TileKernelsAmx, RunInTheEmulationWhereTheProcessorHasNoTiles) {
   EXPECT_FALSE(emulated_tiles_are_configured()) << "left behind";
 }
 
-// What kernels/ops.h says of values.
+// The rules of kernels/ops.h for values.
 TEST_F(TileKernelsAmx, NaNAndInfinityOfAValueStayInTheirChannel) {
   for (const double bad :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {

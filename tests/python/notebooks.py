@@ -41,7 +41,7 @@ class Client(NotebookClient):
 
 def execute(notebook, folder):
     """Executes it in `folder` and returns the kernel's messages. An error in a cell is an error here."""
-    # One thread: sums in one order, and no idle threads that spin beside other tests.
+    # One thread: sums in one order, and no idle threads that spin during other tests.
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's wish for a package that none of them needs
     with tempfile.TemporaryDirectory(prefix="blockscope-") as home:  # nothing is left in the person's own

@@ -38,7 +38,7 @@ CASES = {
 
 
 def attention_inputs(sizes, dtype=torch.float32, seed=0):
-    """q, k_ext, v_ext, k_in, v_in; NaN behind ext_len, where nothing may look."""
+    """q, k_ext, v_ext, k_in, v_in; NaN after ext_len, where no operator may read."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape):
@@ -52,7 +52,7 @@ def attention_inputs(sizes, dtype=torch.float32, seed=0):
 
 
 def sets(sizes, k=4, seed=1):
-    """index [S, K, k] int32: up to k different keys in any order; -1 behind them, or before them in even heads."""
+    """index [S, K, k] int32: up to k different keys in any order; -1 after them, or before them in even heads."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.full((sizes.S, sizes.K, k), -1, dtype=torch.int32)
     for s, length in enumerate(sizes.ext_len):

@@ -48,7 +48,7 @@ class CanvasModel(models.PlainModel):
                 weights.copy_(torch.randn(weights.shape) * 1.6 * weights.shape[1] ** -0.5)
         self.embed.weight.copy_(torch.randn(self.embed.weight.shape) * 2.7 * self.config.hidden_size ** -0.5)
         self.embed.weight[self.config.mask_token_id] *= 0.2  # seldom the best token
-        self.counted = None  # rows to compute that nobody is told of
+        self.counted = None  # rows to compute; the recorder does not see them
 
     def forward(self, input_ids, attention_mask="full", past_key_values=None, replace_position=None):
         slots, cache = torch.arange(input_ids.shape[1]), past_key_values
@@ -56,7 +56,7 @@ class CanvasModel(models.PlainModel):
         chosen = self.counted if chosen is None else chosen[0].nonzero()[:, 0]
         if replace_position is not None:
             slots = replace_position[0].nonzero()[:, 0]
-        elif isinstance(cache, list):  # of what stands before the pass
+        elif isinstance(cache, list):  # of the positions before the pass
             slots = slots + cache[0][0].shape[2]
         elif chosen is not None:
             slots = chosen
@@ -156,7 +156,7 @@ def take(ids, positions, logits, mask, count):
 @torch.no_grad()
 def replaced(model, prompt, gen_length, size, per_step=3, extra=()):
     """A block's first pass goes over all, the others over the block (and `extra` positions), whose entries they replace
-    in the cache. It looks for masks only behind the second pass, so one more may come."""
+    in the cache. It looks for masks only after the second pass, so one more may come."""
     mask = model.config.mask_token_id
     ids = canvas_of(prompt, gen_length, mask)
     for start in range(len(prompt), len(prompt) + gen_length, size):
@@ -180,8 +180,9 @@ def replaced(model, prompt, gen_length, size, per_step=3, extra=()):
 
 @torch.no_grad()
 def left_out(model, prompt, gen_length, size, per_step=3, told=True, state=lambda rows: None, shift=0):
-    """Every pass is handed all tokens; but for the first, the model computes the rows that predict the block's masks,
-    what was just decided and every seventh position. `told`: by the cache; else `state` is called with them."""
+    """Every pass gets all tokens. Except in the first, the model computes only the rows that predict the block's masks,
+    those just decided and every seventh position. `told`: the cache has these rows; if not, `state` is called with
+    them."""
     mask = model.config.mask_token_id
     ids = canvas_of(prompt, gen_length, mask)
     cache = (TellingCache if told else SlotCache)(model.config.num_hidden_layers)
@@ -212,7 +213,7 @@ def left_out(model, prompt, gen_length, size, per_step=3, told=True, state=lambd
 @torch.no_grad()
 def shifted(model, prompt, gen_length, size, per_step=3):
     """Logits predict the next position. A block's first pass goes over all and decides the block's first token; the
-    others go over the block and what stands behind it."""
+    others go over the block and the positions after it."""
     mask = model.config.mask_token_id
     ids, rows = canvas_of(prompt, gen_length, mask), None
     for start in range(len(prompt), len(prompt) + gen_length, size):
@@ -231,8 +232,8 @@ def shifted(model, prompt, gen_length, size, per_step=3):
 
 @torch.no_grad()
 def prefixed(model, prompt, gen_length, size, per_step=3):
-    """A block's first pass goes over all, the others over the block and what stands behind it; it looks for masks only
-    behind the second pass."""
+    """A block's first pass goes over all, the others over the block and the positions after it. The loop looks for
+    masks only after the second pass."""
     mask = model.config.mask_token_id
     ids, rows = canvas_of(prompt, gen_length, mask), None
     for start in range(len(prompt), len(prompt) + gen_length, size):

@@ -1,4 +1,4 @@
-"""Models and decoding loops to record, as somebody who doesn't know Blockscope would write them: a plain decoder in
+"""Models and decoding loops to record, as a person who doesn't know Blockscope would write them: a plain decoder in
 PyTorch that loads our checkpoints (block-causal and bidirectional), transformers' Qwen3 with random weights, and
 greedy loops over both. `CallRecorder` keeps queries, keys and values on its own way."""
 
@@ -185,7 +185,7 @@ def decode_prefix_cache(model, prompt, gen_length, size, per_step=4):
 
 @torch.no_grad()
 def decode_dual_cache(model, prompt, gen_length, size, per_step=4, state=lambda start: None):
-    """The same with the keys behind the block kept too: a pass computes the block alone, in their middle. `state` is
+    """The same with the keys after the block kept too: a pass computes the block alone, in their middle. `state` is
     called with its position before it."""
     mask = model.config.mask_token_id
     ids = torch.tensor([prompt + [mask] * gen_length])

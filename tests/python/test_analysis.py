@@ -84,7 +84,7 @@ def test_choices_equal_the_command(plain):
 
 
 def with_infinity(metric):
-    """JSON has no word for inf: its text stands there."""
+    """JSON has no value for inf: its text is used instead."""
     for array in metric["arrays"]:
         for axis in array["axes"]:
             axis["index"] = [float(i) for i in axis["index"]]
@@ -223,7 +223,7 @@ def test_a_trace_cut_while_it_is_open_is_told(plain):
     for share in (0.95, 0.7, 0.5, 0.3, 0.1):
         os.truncate(plain, int(size * share))
         try:
-            assert trace.analyze("similarity").equals(want)  # nothing that it needs is gone
+            assert trace.analyze("similarity").equals(want)  # nothing that it needs is missing
         except blockscope.TraceError as error:
             assert "plain.h5" in str(error)
             told += 1

@@ -104,7 +104,7 @@ def test_a_matrix_that_there_is_not(full, tmp_path):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A trained model and its backbone, which saw the same rows and answered otherwise."""
+    """A trained model and its backbone, which saw the same rows and answered differently."""
     folder = tmp_path_factory.mktemp("pair")
     common = ["--level", "full", "--sequences", 2, "--blocks", 2, "--steps", 4]
     return (make(folder / "a.h5", *common, "--seed", 3),

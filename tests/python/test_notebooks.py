@@ -124,7 +124,7 @@ def test_the_bar_of_a_long_pass_in_a_kernel(tmp_path):
         assert [message["msg_type"] for message in bar] == ["display_data"] + ["update_display_data"] * len(shares)
     first, second = bars.values()
     assert len(first) > 2 and len(second) == 2
-    # What is kept of a bar is empty, and what the cell says stands below it.
+    # The stored output of a bar is empty, and the cell's output is below it.
     for cell, words in zip(notebook.cells, ("['head', ", "stopped")):
         kept, said = cell.outputs
         assert kept["data"] == {"text/html": "", "text/plain": ""} and said["text"].startswith(words)

@@ -140,7 +140,7 @@ def test_what_a_notebook_shows():
 
 
 def test_the_lines_of_the_documents(tmp_path):
-    """README.md and docs/python.md, as somebody pastes them beside a run.h5."""
+    """README.md and docs/python.md, as a person pastes them in a folder with run.h5."""
     root = FROZEN.parents[2]
     shutil.copy(FROZEN, tmp_path / "run.h5")
     for i in range(2):

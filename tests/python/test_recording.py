@@ -392,7 +392,7 @@ def test_two_recordings_at_once(tmp_path):
 
 
 def test_threads(tmp_path):
-    """Two loops in two threads, each with its recording; what runs beside them isn't in it."""
+    """Two loops in two threads, each with its recording; models that run at the same time aren't in it."""
     paths = [tmp_path / f"{i}.h5" for i in range(2)]
     found = []
 

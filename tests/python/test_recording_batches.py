@@ -150,7 +150,7 @@ def test_rows_that_are_chosen_by_hand_are_refused(tmp_path, level, kind, order, 
 
 
 def test_one_layer_is_enough(tmp_path):
-    """Its keys tell of one token each, so all of them are compared: here the last ones are alike."""
+    """Each key depends on one token, so all of them are compared: here the last ones are equal."""
     model = models.qwen3(layers=1)
     ids = torch.cat([prompts(2), torch.tensor([[7], [7]])], 1)
     with torch.no_grad(), pytest.raises(blockscope.UsageError, match=ORDER):
@@ -187,7 +187,7 @@ def test_a_canvas_whose_rows_are_chosen_by_hand(tmp_path, alike):
 
 
 def test_rows_that_take_tokens_back_are_not_another_order(tmp_path):
-    """Samples of one prompt, one of which has its tokens masked again while the other has decided nothing."""
+    """Samples of one prompt: one has its tokens masked again while the other has decided nothing."""
     model = loops.CanvasModel()
     mask = model.config.mask_token_id
     ids = loops.canvas_of([PROMPT[:21]] * 2, 24, mask)

@@ -1,5 +1,5 @@
-"""What a recording that failed leaves behind: its rows in the unfinished trace, and a path that is free again while
-somebody, such as a notebook, keeps the exception. Judged by h5py and by a second writer."""
+"""What a failed recording leaves: its rows in the unfinished trace, and a path that is free again while
+a notebook or other code keeps the exception. Checked with h5py and with a second writer."""
 
 import os
 import pathlib

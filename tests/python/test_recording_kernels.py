@@ -26,7 +26,7 @@ if not kernels.loaded():
 
 
 class Counted(torch.overrides.TorchFunctionMode):
-    """What reaches the model's own attention. Entered before a recording, it lies beneath it."""
+    """What reaches the model's own attention. Entered before a recording, it sees the calls after the recorder."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ def test_every_way_gives_what_capture_gives(tmp_path, monkeypatch, kind):
     layers = model.config.num_hidden_layers
     passes = len(np.unique(blockscope.open(mine).tree["steps/pass"].values[:len(kinds)]))
     denoising = int((kinds == 1).sum())
-    # Each layer is checked once against the model's own attention before the recording stands in for it.
+    # Each layer is checked once against the model's own attention before the recording replaces it.
     own = (passes - denoising + 1) * layers if kind == "replace" else passes * layers
     assert beneath.calls == own and denoising > 4
     subprocess.run([BINARY, "capture", models.MODELS / "needle", "--replay", mine, "--cache", "commit", "--dtype",
@@ -166,7 +166,7 @@ def test_passes_in_and_out_of_inference_mode(tmp_path, monkeypatch, library):
 
 
 def test_queries_in_any_layout(tmp_path, monkeypatch):
-    """A model that hands over queries whose channels don't lie side by side."""
+    """A model that passes queries with channels that aren't adjacent in memory."""
     own = torch.nn.functional.scaled_dot_product_attention
 
     def scattered(q, k, v, *args, **kwargs):

@@ -129,7 +129,7 @@ def test_qwen3_generates(tmp_path, implementation, options):
         ids = model.generate(prompt, **options)
         run.end_sequence(ids)
     assert torch.equal(plain, ids)
-    # A row's prediction is that of the token behind it, in the one column that there is.
+    # A row's prediction is that of the token after it, in the only column.
     largest = observer.compare(tmp_path / "run.h5", sees, ids.numpy(), size=1, mask=None, kv_heads=2, layers=3,
                               bidirectional=False, shift=0)
     assert largest.rows == 12 * len(prompt)

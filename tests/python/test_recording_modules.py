@@ -98,7 +98,7 @@ def test_modules_with_other_keys_are_refused(tmp_path, options, message):
     with pytest.raises(blockscope.UsageError, match=message):
         with blockscope.record(model, tmp_path / "run.h5", **OPTIONS):
             model(IDS)
-    plain = model(IDS)  # nobody looks any more
+    plain = model(IDS)  # no recording is open any more
     assert torch.equal(model(IDS), plain)
 
 

@@ -1,5 +1,5 @@
 """Attention of operators: flash-attn 2 and 3, those of the kernels hub, and PyTorch's varlen attention. None of them
-runs on a CPU, so operators of the same names and schemas stand in for them here, computed in float64."""
+runs on a CPU, so operators of the same names and schemas replace them here, computed in float64."""
 
 import importlib
 from typing import List, Optional, Tuple
@@ -37,7 +37,7 @@ def attention(q, k, v, scale, causal, window, softcap):
 
 
 def packed(q, k, v, longest, *rest):
-    """The same over sequences of one length, one behind the other."""
+    """The same over sequences of one length, one after the other."""
     q, k, v = (x.view(-1, length, *x.shape[1:]) for x, length in zip((q, k, v), (longest[0], longest[1], longest[1])))
     return attention(q, k, v, *rest).flatten(0, 1)
 
@@ -152,7 +152,7 @@ def torch_varlen(q, k, v, window):
 
 
 def seen(left, right):
-    """Keys `left` before and `right` behind the query's own, counted from both ends."""
+    """Keys `left` before and `right` after the query's own, counted from both ends."""
     return lambda s, h, row, key, rows: np.where(
         (key - row - (len(key) - rows) >= -left) & (key - row - (len(key) - rows) <= right), s, -np.inf)
 

@@ -1,5 +1,5 @@
-"""blockscope.record() of models that the loop doesn't call itself, and of those whose layers can't be told. The judge:
-the trace of the same loop over the plain model."""
+"""blockscope.record() of models that the loop doesn't call itself, and of models with layers that can't be identified.
+The reference is the trace of the same loop over the plain model."""
 
 import pytest
 

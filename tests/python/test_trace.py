@@ -199,7 +199,7 @@ def test_a_live_trace_is_followed_to_its_end(tmp_path):
         assert trace.frame(0, 5).steps.max() >= 0
         assert trace.analyze("decoding").means_terms.sum() > 0
         assert trace.text(0, mask="") == trace.text(0, 5, mask="")
-        # A second view of the file that grows, used by turns with the first.
+        # A second view of the growing file, used in turns with the first.
         second = blockscope.open(path)
         write_until(7)
         assert second.num_rows == 5 and second.tree["steps/pass"].values.tolist()[:5] == list(range(5))

@@ -1,4 +1,4 @@
-"""blockscope.open() of what is no trace, is damaged or is not there, and questions that a trace has no answer to."""
+"""blockscope.open() of files that are no trace, damaged or missing, and requests for values that a trace lacks."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-// Memory behind whose end no byte can be read or written: the next page is not there.
+// Memory with an end after which no byte can be read or written, because the next page is missing.
 #pragma once
 
 #include <sys/mman.h>

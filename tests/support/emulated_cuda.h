@@ -1,14 +1,14 @@
 // A `cuda:0` that computes on the CPU, in a process without libtorch_cuda: code with at::kCUDA,
-// c10::Stream, c10::Event and pinned memory runs unchanged, and mistakes that a GPU would punish by
-// chance are punished every time:
-//   - host code that dereferences a device pointer dies (the pages behind device pointers are
-//   protected; the CPU
-//     operators below work through a second mapping of the same pages), and so does reading behind
-//     a tensor's end;
-//   - `empty` memory, freed memory and the target of a pending copy to pinned memory hold NaN;
-//   - work waits in its stream until somebody must wait for it: the host, or a stream that waits
-//   for an event. What is
-//     read on another stream without an event is what was there before.
+// c10::Stream, c10::Event and pinned memory runs unchanged. Mistakes that fail on a GPU only by
+// chance fail here every time:
+//   - Host code that dereferences a device pointer crashes, because the pages of device pointers
+//   are
+//     protected. The CPU operators below work through a second mapping of the same pages. Reading
+//     after a tensor's end crashes too.
+//   - `empty` memory, freed memory and the target of a pending copy to pinned memory hold NaN.
+//   - Work waits in its stream until the host, or a stream that waits for an event, must wait for
+//   it.
+//     Reading on another stream without an event gives the old values.
 // Time is not imitated. It must not share a process with libtorch_cuda. See emulated_cuda/ for the
 // parts.
 #pragma once
@@ -28,11 +28,11 @@ namespace blockscope::emulated_cuda {
 /// kernel runs.
 void launch_on_current_stream(std::function<void()> kernel);
 
-/// What `work` queues is kept, none of it runs: a CUDA graph, captured on a stream of its own. What
-/// a GPU refuses within a capture throws: waiting, events, other streams, copies from and to the
-/// host, and, as its memory is soon another's, pinned memory. Memory that the work took stays its
-/// own until the graph goes; what it gave back is NaN behind every launch, and what it read of
-/// others is NaN once they gave that back.
+/// A CUDA graph, captured on a stream of its own: it keeps the work that `work` queues and runs
+/// none of it. Calls that a GPU refuses within a capture throw: waiting, events, other streams, and
+/// copies from and to the host. Pinned memory throws too, because another owner soon gets it.
+/// Memory that the work allocated stays its own until the graph is destroyed. Memory that the work
+/// freed is NaN after every launch. Memory of others that it read is NaN once they have freed it.
 class Graph {
  public:
   explicit Graph(const std::function<void()>& work);
@@ -73,18 +73,18 @@ void reset_counters();
 int64_t waits_of_this_thread();
 
 /// Called by every thread that is about to wait for an event, as a GPU that is slow would hold it
-/// up; may block. An empty one: nobody is held up.
+/// up; may block. An empty function: nothing is delayed.
 void before_event_waits(std::function<void()> hold);
 
 /// Bytes that the device has (8 GiB at first); an allocation over it throws c10::OutOfMemoryError.
 void set_memory_limit(size_t bytes);
 size_t allocated_bytes();
 
-/// The device is lost at the n-th task from now, from 1: that one and all behind it don't run, and
-/// whatever waits or launches from then on throws the c10::AcceleratorError of a GPU. 0: it stays.
+/// The device is lost at the n-th task from now, from 1. That task and all after it don't run.
+/// Every later wait or launch throws the c10::AcceleratorError of a GPU. 0: the device is not lost.
 void lose_device_at(int64_t task);
 
-/// A preloaded device is told by the environment variable EMULATED_CUDA what goes wrong, as
+/// The environment variable EMULATED_CUDA says which faults a preloaded device has, as
 /// "memory=BYTES,lose=TASK,driver=none|old|no-gpu,code=none".
 /// Whether it says that the GPU is of a kind that kernels were not compiled for.
 bool lacks_code();

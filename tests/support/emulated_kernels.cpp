@@ -9,7 +9,7 @@ namespace blockscope::testing {
 namespace {
 
 // Memory taken for the call may be given back as soon as this returns: the fake poisons it when its
-// stream comes to that point, and only behind the kernel.
+// stream comes to that point, and only after the kernel.
 void launch_on_current_stream(std::function<void(void* stream)> launch) {
   emulated_cuda::launch_on_current_stream([launch = std::move(launch)] { launch(nullptr); });
 }

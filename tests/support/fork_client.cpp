@@ -1,5 +1,6 @@
-// Stands for the `blockscope` binary in tests: sends the command to the fork_server at BLOCKSCOPE_FORK_SOCKET, passes
-// signals on and ends as the command did. Starts BLOCKSCOPE_FORK_BINARY itself where the server can't do it.
+// Replaces the `blockscope` binary in tests: sends the command to the fork_server at
+// BLOCKSCOPE_FORK_SOCKET, passes signals on and ends as the command did. Starts
+// BLOCKSCOPE_FORK_BINARY itself where the server can't do it.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -28,7 +29,8 @@ void pass_on(int number) {
 bool connect_to(const char* path) {
   server = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const sockaddr_un address = address_of(path);
-  return server > 2 && connect(server, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  return server > 2 &&
+         connect(server, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
 }
 
 bool send_command(int argc, char** argv) {
@@ -43,7 +45,8 @@ bool send_command(int argc, char** argv) {
   head.arguments = static_cast<std::uint64_t>(argc);
   head.umask = umask(0);
   umask(head.umask);
-  for (int i = 0; i < kLimits; ++i) getrlimit(static_cast<__rlimit_resource>(i), &head.limits[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < kLimits; ++i)
+    getrlimit(static_cast<__rlimit_resource>(i), &head.limits[static_cast<std::size_t>(i)]);
   std::vector<int> open;
   for (int fd = 0; fd < 3; ++fd) {
     if (fcntl(fd, F_GETFD) < 0) continue;
@@ -104,7 +107,8 @@ int main(int argc, char** argv) {
         std::raise(WTERMSIG(status));
       }
     }
-    for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2}) signal(number, SIG_DFL);
+    for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2})
+      signal(number, SIG_DFL);
   }
   execv(binary, argv);
   std::perror("fork_client");

@@ -1,5 +1,6 @@
-// What fork_client tells fork_server of a command: a head, the descriptors, then folder, arguments and environment as
-// texts that end with a zero byte. Answer: the status of waitpid(), or kStartYourself.
+// What fork_client sends to fork_server for a command: a head, the descriptors, then folder,
+// arguments and environment as texts that end with a zero byte. Answer: the status of waitpid(), or
+// kStartYourself.
 #pragma once
 
 #include <sys/resource.h>
@@ -45,7 +46,8 @@ inline sockaddr_un address_of(const char* path) {
 inline int listen_at(const char* path) {
   const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const sockaddr_un address = address_of(path);
-  if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) std::exit(1);
+  if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+    std::exit(1);
   if (listen(listener, 64) != 0) std::exit(1);
   return listener;
 }
@@ -75,7 +77,8 @@ inline ForkRequest receive_request(int client) {
     at += static_cast<std::size_t>(got);
   }
   std::vector<std::string> all;
-  for (std::size_t at = 0; at < texts.size(); at += all.back().size() + 1) all.emplace_back(texts.c_str() + at);
+  for (std::size_t at = 0; at < texts.size(); at += all.back().size() + 1)
+    all.emplace_back(texts.c_str() + at);
   request.folder = all.at(0);
   const auto middle = all.begin() + 1 + static_cast<std::ptrdiff_t>(request.head.arguments);
   request.arguments.assign(all.begin() + 1, middle);

@@ -1,7 +1,8 @@
-// LD_PRELOADed into the real `blockscope` binary: loads LibTorch once, then forks a child for each command that
-// fork_client sends. Loading takes 0.3 s of CPU time, which is most of a command that refuses its options, and the tests
-// start thousands. The child runs main() with the client's arguments, environment, folder, descriptors, umask and limits,
-// and ends through exit() as always. Tests of signals, of memory and of loading itself start the binary without this.
+// LD_PRELOADed into the real `blockscope` binary: loads LibTorch once, then forks a child for each
+// command that fork_client sends. Loading takes 0.3 s of CPU time, which is most of a command that
+// refuses its options, and the tests start thousands. The child runs main() with the client's
+// arguments, environment, folder, descriptors, umask and limits, and ends through exit() as always.
+// Tests of signals, of memory and of loading itself start the binary without this.
 //   LD_PRELOAD=libfork_server.so blockscope SOCKET LIBRARY
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -30,9 +31,11 @@ using Main = int (*)(int, char**, char**);
 
 Main real_main = nullptr;
 
-/// Libraries have read these when they were loaded, so a client with others must start the binary itself.
+/// Libraries have read these when they were loaded, so a client with others must start the binary
+/// itself.
 bool read_at_load(const std::string& variable) {
-  for (const char* prefix : {"LD_", "OMP_", "GOMP_", "MKL_", "KMP_", "MALLOC_", "ATEN_", "GLIBC_"}) {
+  for (const char* prefix :
+       {"LD_", "OMP_", "GOMP_", "MKL_", "KMP_", "MALLOC_", "ATEN_", "GLIBC_"}) {
     if (variable.starts_with(prefix)) return true;
   }
   return false;
@@ -66,7 +69,8 @@ char** pointers(std::vector<std::string>& texts) {
     if (fd > 2) close(fd);
   }
   umask(request.head.umask);
-  for (int i = 0; i < kLimits; ++i) setrlimit(static_cast<__rlimit_resource>(i), &request.head.limits[i]);
+  for (int i = 0; i < kLimits; ++i)
+    setrlimit(static_cast<__rlimit_resource>(i), &request.head.limits[i]);
   if (chdir(request.folder.c_str()) != 0) _exit(127);
   // Never freed: what runs at exit reads the environment.
   auto& own = *new ForkRequest(std::move(request));
@@ -74,7 +78,7 @@ char** pointers(std::vector<std::string>& texts) {
   std::exit(real_main(static_cast<int>(own.arguments.size()), pointers(own.arguments), environ));
 }
 
-/// Passes signals on until the command has ended, and tells how it ended.
+/// Passes signals on until the command has ended, and reports how it ended.
 void attend(int client, pid_t command) {
   const int ended = static_cast<int>(syscall(SYS_pidfd_open, command, 0));
   pollfd wait[2] = {{ended, POLLIN, 0}, {client, POLLIN, 0}};
@@ -111,7 +115,8 @@ int server_main(int argc, char** argv, char** envp) {
   if (argc != 3) return 2;
   unsetenv("LD_PRELOAD");
   std::vector<std::string> environment;
-  for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    environment.emplace_back(*variable);
   const std::vector<std::string> settings = load_settings(environment);
   setenv("GOMP_SPINCOUNT", "1000", 0);  // as cli/modules.cpp does before it loads a module
   if (dlopen(argv[2], RTLD_NOW | RTLD_LOCAL) == nullptr) {

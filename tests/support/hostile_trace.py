@@ -24,7 +24,7 @@ SURE = "refused: "
 
 def flip_bytes(path, chance):
     data = bytearray(path.read_bytes())
-    near = chance.choice((200, 20000, len(data)))  # structure lies at the front
+    near = chance.choice((200, 20000, len(data)))  # structure is at the front
     for _ in range(chance.choice((1, 3, 30))):
         data[chance.randrange(min(near, len(data)))] = chance.randrange(256)
     path.write_bytes(data)

@@ -14,7 +14,7 @@
 
 namespace blockscope::testing {
 
-/// Dense attention in float64; position i sees j when j's block is not behind i's.
+/// Dense attention in float64; position i sees j if j's block is not after i's.
 class DenseSeams : public ForwardSeams {
  public:
   explicit DenseSeams(int64_t block_length) : block_length_(block_length) {}

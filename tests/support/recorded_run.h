@@ -44,7 +44,7 @@ struct RecordedRun {
   TraceReader trace;
 };
 
-/// `recorded`: the sequences the recorder is told about; empty means all.
+/// `recorded`: the sequences that the recorder gets; empty means all.
 inline RecordedRun record_run(const BlockDiffusionModel& model, AttentionPolicy& policy,
                               const DecodeOptions& decode,
                               const std::vector<DecodeRequest>& requests,

@@ -2,7 +2,7 @@
 
 import h5py
 
-# What docs/trace_format.md calls otherwise since schema 2.
+# Datasets that have another name since schema 2 (docs/trace_format.md).
 SCHEMA_1_NAMES = {
     "/steps/changed": "/steps/transferred",
     "/draft/target_rank_under_draft": "/draft/target_rank",

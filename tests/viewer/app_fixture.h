@@ -40,9 +40,9 @@ class AppTest : public ::testing::Test {
   [[nodiscard]] bool frames_until(const std::function<bool()>& done);
   /// Until nothing is being opened or computed.
   [[nodiscard]] bool settle();
-  /// Whether a window or popup of this name is there (a tab behind others is not).
+  /// Whether a window or popup of this name is visible (a tab hidden by others is not).
   static bool shown(const char* window);
-  /// Where the cell (column, row) of a heatmap stands on the screen; `plot` as "//Heads/###heads".
+  /// The place of the cell (column, row) of a heatmap on the screen; `plot` as "//Heads/###heads".
   static ImVec2 cell(ImGuiTestContext* ctx, const char* plot, double column, double row);
 
  private:

@@ -137,7 +137,7 @@ class Bench {
     return opening;
   }
 
-  /// Until a frame was drawn with everything there. The first frame only asks.
+  /// Until a frame was drawn with all values. The first frame only requests them.
   void settle() {
     const auto end = Clock::now() + std::chrono::minutes(5);
     app_.frame(0.0);
@@ -154,7 +154,7 @@ class Bench {
     return 1e3 * seconds_between(begin, Clock::now());
   }
 
-  /// Until the new picture stands, after a change of one kind.
+  /// Until the new picture is complete, after a change of one kind.
   nlohmann::ordered_json changes() {
     ViewModel& model = app_.model();
     std::vector<double> steps, layers, heads;
@@ -172,7 +172,7 @@ class Bench {
     return {{"step", summary(steps)}, {"layer", summary(layers)}, {"head", summary(heads)}};
   }
 
-  /// Through steps and layers as fast as frames go; then until the last one's picture stands.
+  /// Through steps and layers as fast as frames go; then until the last one's picture is complete.
   double scrub() {
     ViewModel& model = app_.model();
     model.move_step(-1'000'000);

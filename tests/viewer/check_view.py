@@ -46,7 +46,7 @@ def places(pixels, values, low, high):
 
 
 def check_the_right_way_round(folder):
-    """Cells lie where the numbers say: rows downwards, columns to the right."""
+    """Cells are where the numbers say: rows downwards, columns to the right."""
 
     def draw(panel):
         out, numbers = folder / f"way-{panel}.png", folder / f"way-{panel}.csv"

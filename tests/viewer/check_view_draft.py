@@ -72,7 +72,7 @@ class Sequence:
                 yield number, p, int(starts[row]) - self.prompt + p, outcome, row
 
     def answer(self):
-        """{position: (token, round, drafted at)}: what each row told."""
+        """{position: (token, round, drafted at)}: what each row decided."""
         told = {}
         for row in self.rows:
             number = self.number[row]

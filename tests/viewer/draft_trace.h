@@ -20,7 +20,7 @@ inline constexpr std::int64_t kDraftPrompt = 3;  // tokens
 struct DraftedRound {
   std::vector<std::int32_t> drafted, target;  ///< -1: not recorded
   std::int32_t accepted = 0;
-  std::int64_t next = -1;  ///< behind the accepted ones; -1: none in the answer
+  std::int64_t next = -1;  ///< the token after the accepted ones; -1: none in the answer
   bool judged = true;      ///< false: neither ranks nor probabilities nor entropies
 };
 
@@ -37,7 +37,7 @@ class DraftTrace {
   explicit DraftTrace(std::string path, std::int64_t block_length = 4)
       : path_(std::move(path)), meta_(make_meta(block_length)), writer_(path_, meta_) {}
 
-  /// A prompt of kDraftPrompt tokens, and the prefill's row, which tells the answer's first token.
+  /// A prompt of kDraftPrompt tokens, and the prefill's row, which has the answer's first token.
   std::int64_t sequence(std::int64_t gen_length, std::int64_t first_token) {
     SequenceStart start;
     start.name = "task-" + std::to_string(sequence_ + 1);

@@ -164,7 +164,7 @@ TEST_F(AppTest, HeadsAndCurvesChangeTheMetricAndTheScope) {
     IM_CHECK(!app().state().of<CurvesState>().together);
   });
   ASSERT_TRUE(settle());
-  // The picture really is of the metric: the share of mass outside lies in (0, 1).
+  // The picture really is of the metric: the share of mass outside is in (0, 1).
   ASSERT_NE(app().state().of<HeadsState>().grid, nullptr);
   EXPECT_GT(app().state().of<HeadsState>().grid->low, 0.0F);
   EXPECT_LT(app().state().of<HeadsState>().grid->high, 1.0F);

@@ -98,7 +98,7 @@ TEST_F(CalibrationTest, TheSavedFileIsWhatCalibrateWritesAndLoadsAgain) {
     type_gamma(ctx, 0.123);
     ctx->ItemClick("//Calibration/###calibration-load");
     ctx->Yield(2);
-    IM_CHECK_EQ(edit()->choice().gamma, 0.123);  // asks first: no file has it
+    IM_CHECK_EQ(edit()->choice().gamma, 0.123);  // a question comes first: no file has it
     ctx->ItemClick("//Unsaved calibration/Cancel");
     ctx->Yield(2);
     IM_CHECK(!shown("Unsaved calibration"));

@@ -31,7 +31,7 @@ TEST_F(DraftPanel, IsThereForDraftedTracesAlone) {
   EXPECT_TRUE(ImGui::FindWindowByName("Draft") != nullptr);
   drive([this](ImGuiTestContext* ctx) {
     ctx->Yield(5);
-    IM_CHECK(ImGui::FindWindowByName("Draft")->DockTabIsVisible);  // before the tabs beside it
+    IM_CHECK(ImGui::FindWindowByName("Draft")->DockTabIsVisible);  // in front of the other tabs
     IM_CHECK(!ImGui::FindWindowByName("Heatmap")->DockTabIsVisible);
     model().open(small_trace());
     ctx->Yield(2);
@@ -109,7 +109,7 @@ TEST_F(DraftPanel, ColoursAndViewsAreChosen) {
     ctx->Yield(2);
     IM_CHECK(state().answer);
     IM_CHECK(!ctx->ItemExists("##colour"));
-    IM_CHECK_EQ(state().lines.count(), 2U);  // a line break stands in it
+    IM_CHECK_EQ(state().lines.count(), 2U);  // it contains a line break
   });
   EXPECT_EQ(app().table("draft")->rows(), 8U);
   EXPECT_TRUE(model().problems().empty());

@@ -10,7 +10,7 @@
 namespace blockscope::testing {
 namespace {
 
-/// Writes a trace of one sequence of 50 blocks of two steps, row by row as told.
+/// Writes a trace of one sequence of 50 blocks of two steps, row by row on request.
 class SteeredWriter {
  public:
   explicit SteeredWriter(const std::string& path)

@@ -24,7 +24,7 @@ DataService::Job make(int value, std::size_t size = 8) {
   return [value, size](OpenTraces&, JobControl&) { return std::make_shared<Number>(value, size); };
 }
 
-/// Asks until the answer is there.
+/// Requests the value until it has arrived.
 Data<Number> wait_for(DataService& data, const std::string& slot, const std::string& key,
                       const DataService::Job& job) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);

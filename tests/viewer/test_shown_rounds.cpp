@@ -151,7 +151,7 @@ TEST_F(ShownRoundsOfATrace, WhatWasNotRecordedIsMissing) {
   EXPECT_THAT(draft_answer_table(*rounds).text(), HasSubstr("\n2,35, word35,1,\n3,36, word36,2,1"));
   ShownRounds::Cell cell = read(0)->cell(0, 3);
   EXPECT_TRUE(lacks_token(cell));
-  cell.target_probability_under_draft = 0.25F;  // known, and only its rank was not told
+  cell.target_probability_under_draft = 0.25F;  // known, and only its rank is missing
   EXPECT_FALSE(lacks_token(cell));
   const DraftValues ranks = count_values(*read(0), DraftColour::target_rank_under_draft);
   EXPECT_EQ(ranks.recorded, 8U);
@@ -161,7 +161,7 @@ TEST_F(ShownRoundsOfATrace, WhatWasNotRecordedIsMissing) {
 
 TEST_F(ShownRoundsOfATrace, CountsLeaveOutWhatLiesBehindTheAnswer) {
   const auto counts = totals(path());
-  // Accepted 1, 3 and 2, of which the last has one token in the answer; and 0 and 1.
+  // Accepted 1, 3 and 2; the last round has one token in the answer. And 0 and 1.
   EXPECT_EQ(counts->trace.rounds, 5);
   EXPECT_EQ(counts->trace.tokens, 2 + 4 + 2 + 1 + 2);
   EXPECT_DOUBLE_EQ(counts->trace.tokens_per_round(), 2.2);

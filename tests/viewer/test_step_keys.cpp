@@ -48,7 +48,7 @@ TEST_F(StepKeysOfATrace, KeysReadLieBesideTheExactOnes) {
   EXPECT_EQ(view.sets.misses, 1);
   EXPECT_EQ(view.sets.extra, 1) << "77 is the exact set's fourth, and three were read";
   EXPECT_NEAR(view.exact_share, 0.7, 1e-6);
-  // Beside step 1's set, as far as a person asks.
+  // Compared with step 1's set, if a person chooses this.
   const KeyView all = compare_keys(*keys, KeysAgainst::first, 0);
   EXPECT_EQ(all.sets.compared, 4U);
   EXPECT_EQ(all.sets.hits, 3);

@@ -1,4 +1,4 @@
-// Tokens that no denoising step decides: those that a prefill or a commit tells.
+// Tokens that no denoising step decides: those of a prefill or a commit.
 #include <gtest/gtest.h>
 
 #include <cstdint>

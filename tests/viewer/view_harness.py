@@ -1,4 +1,4 @@
-"""Runs `blockscope view` under Xvfb and reads what it wrote, for the scripts beside this one."""
+"""Runs `blockscope view` under Xvfb and reads its output, for the scripts in this folder."""
 
 import csv
 import os

@@ -108,7 +108,7 @@ TEST(CanvasDecoder, PassesTellWhatEveryLayerComputed) {
       EXPECT_EQ(layer.values, expected);
     }
   }
-  EXPECT_TRUE(log.stale.empty());  // nobody asked
+  EXPECT_TRUE(log.stale.empty());  // not requested
 }
 
 TEST(CanvasDecoder, StalenessIsThatOfKeptEntriesAndComputedRows) {

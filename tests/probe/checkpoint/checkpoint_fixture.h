@@ -43,7 +43,7 @@ inline void write_text(const std::filesystem::path& path, const std::string& tex
   std::ofstream(path, std::ios::binary) << text;
 }
 
-/// The message of the CheckpointError that `run` must throw; a test failure and "" otherwise.
+/// The message of the CheckpointError that `run` must throw; without it a test failure and "".
 template <class Function>
 std::string checkpoint_error(Function&& run) {
   try {

@@ -215,7 +215,7 @@ TEST(Checkpoint, AHeadBesideATiedEmbeddingMustBeItsCopy) {
   const fs::path weights = copy.path() / "model.safetensors";
   EXPECT_NO_THROW(Checkpoint::open(copy.path()));
   std::string bytes = test::read_text(weights);
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);  // the head lies last
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);  // the LM head is last
   test::write_text(weights, bytes);
   EXPECT_THAT(copy.error(), HasSubstr("tensor \"lm_head.weight\": expected none, or a copy of"));
   EXPECT_THAT(copy.error(), HasSubstr("HINT: set the key to false"));

@@ -1,5 +1,5 @@
-// config.json of LLaDA2 MoE: the published keys, where mask id and block length come from, and
-// every value that the runtime would compute otherwise refused by its key.
+// config.json of LLaDA2 MoE: the published keys, the source of mask id and block length, and
+// refusals by key of every value that would change the computation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -139,8 +139,9 @@ TEST(Llada2Config, RefusesEveryOtherValueByItsKey) {
 }
 
 TEST(Llada2Config, RefusesTheStackedTrainingLayoutWithTheWayOut) {
-  EXPECT_THAT(checkpoint_error([] { parse_llada2(with_llada2("model_type", "llada2_moe_veomni")); }),
-              HasSubstr("moe_convertor.py"));
+  EXPECT_THAT(
+      checkpoint_error([] { parse_llada2(with_llada2("model_type", "llada2_moe_veomni")); }),
+      HasSubstr("moe_convertor.py"));
 }
 
 TEST(Llada2Config, OneExpertKeepsItsScoreAndNoSharedOneIsNoWidth) {

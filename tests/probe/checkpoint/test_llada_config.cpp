@@ -1,5 +1,5 @@
 // config.json of LLaDA: the published keys, what the official configuration means where one is
-// absent, and every value that the runtime would compute otherwise refused by its key.
+// absent, and every value that would change the computation is refused by its key.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,7 +58,8 @@ TEST(LladaConfig, WhatMeansAnotherModelWhereItIsAbsentIsRefused) {
               HasSubstr("HINT: without this key"), HasSubstr(meant));
     json config = published();
     config.erase(key);
-    EXPECT_THAT(checkpoint_error([&] { parse_llada(config); }), AllOf(named, HasSubstr("got nothing")));
+    EXPECT_THAT(checkpoint_error([&] { parse_llada(config); }),
+                AllOf(named, HasSubstr("got nothing")));
     EXPECT_THAT(checkpoint_error([&] {
                   parse_llada(with({{key, nullptr}}));
                 }),
@@ -72,8 +73,9 @@ TEST(LladaConfig, KeyHeadsSaidTwiceMustAgree) {
   EXPECT_EQ(parse_llada(with({{"multi_query_attention", false}})).num_kv_heads, 32);
   EXPECT_EQ(parse_llada(with({{"n_kv_heads", 4}})).num_kv_heads, 4);
   EXPECT_EQ(parse_llada(with({{"n_kv_heads", nullptr}})).num_kv_heads, 32);
-  EXPECT_EQ(parse_llada(with({{"n_kv_heads", nullptr}, {"multi_query_attention", true}})).num_kv_heads,
-            1);
+  EXPECT_EQ(
+      parse_llada(with({{"n_kv_heads", nullptr}, {"multi_query_attention", true}})).num_kv_heads,
+      1);
   const std::vector<std::pair<int, bool>> contradictions = {
       {32, true}, {4, true}, {4, false}, {1, false}};
   for (const auto& [heads, single] : contradictions) {

@@ -107,7 +107,7 @@ TEST(ModelConfig, TheMaskIdIsReadFromEveryTokenizerFile) {
     ConfigTexts texts{.config = without("mask_token_id").dump()};
     texts.*member = text;
     EXPECT_EQ(require_mask_token_id(parse_model_config(texts)), 99);
-    // The same file beside a config.json that says otherwise is a contradiction, not a choice.
+    // The same file with a config.json that says something else is a contradiction, not a choice.
     texts.config = sdar_json().dump();
     const std::string error = checkpoint_error([&] { parse_model_config(texts); });
     EXPECT_THAT(error, HasSubstr("contradictory"));

@@ -37,7 +37,7 @@ LONGEST = 9  # steps of a WINO case that are kept
 
 
 class Model:
-    """Hands out one tensor of logits after another and keeps what it was asked."""
+    """Returns one tensor of logits after another and keeps its inputs."""
 
     def __init__(self, logits):
         self.logits, self.inputs = list(logits), []

@@ -222,7 +222,7 @@ TEST(DecoderCarry, GoesOnBehindTheLastStepUntilWhatWasCarriedIsChosen) {
 }
 
 TEST(DecoderDensity, CountsWhatIsDecidedInTheWholeAnswer) {
-  // All predictions are equally likely: the density alone ranks, and it is largest beside the
+  // All predictions are equally likely: the density alone ranks, and it is largest next to the
   // decided blocks and the prompt.
   DecodeOptions options = options_with("low_confidence_static");
   options.unmasking.density_sigma = 2.0;

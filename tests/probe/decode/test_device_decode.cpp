@@ -1,5 +1,6 @@
-// Decoding on the emulated cuda:0 beside the CPU, where the command line's tests have no shipped
-// model for it: sub-blocks (Fast-dLLM v2), mixtures of experts, and every way of choosing tokens.
+// Decoding on the emulated cuda:0 compared with the CPU, where the command line's tests have no
+// shipped model for it: sub-blocks (Fast-dLLM v2), mixtures of experts, and every way of choosing
+// tokens.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,4 +1,4 @@
-// How much a decoding step asks a GPU for, counted on the emulated cuda:0 with emulated kernels:
+// The launches of a decoding step on a GPU, counted on the emulated cuda:0 with emulated kernels:
 // every operator that is not a view and every kernel costs the host a launch, however little it
 // computes.
 #include <ATen/ATen.h>
@@ -68,7 +68,7 @@ TEST(DeviceLaunches, JoinedProductsDecodeWhatTheCpuDoes) {
   }
 }
 
-// Caches ask for queries, keys or values alone: of the same weights.
+// Caches need queries, keys or values alone, from the same weights.
 TEST(DeviceLaunches, JoinedProductsDecodeUnderEveryCache) {
   ModelConfig config = tiny_config();
   config.attention_bidirectional = true;
@@ -98,7 +98,7 @@ TEST(DeviceLaunches, GrowByNineALayer) {
       // The keys and the values of the block are stored; no token is chosen.
       const int64_t commit = (narrow ? 10 : 8) + 6 * layers;
       int64_t steps = 0;
-      for (size_t i = 1; i + 1 < passes.size(); ++i) {  // behind the prefill
+      for (size_t i = 1; i + 1 < passes.size(); ++i) {  // after the prefill
         // Norm and rotation, attention, sum and norm, the gate, sum and norm; the first norm.
         EXPECT_EQ(passes[i].kernels, 1 + 5 * layers);
         if (passes[i].operators == step) ++steps;

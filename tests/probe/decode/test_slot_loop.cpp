@@ -1,5 +1,5 @@
-// The loop that blocks, canvases and the rounds of a draft share: whom it asks, tells and takes
-// out, and when. Of sequences that are counters.
+// The loop that blocks, canvases and the rounds of a draft share: which sequences it asks, reports
+// and removes, and when. The sequences here are counters.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -133,7 +133,7 @@ TEST(SlotLoop, AnInterruptEndsWhatHasNotEnded) {
     EXPECT_EQ(run.reason(0), limit < 6 ? FinishReason::interrupted : FinishReason::length);
     EXPECT_EQ(run.reason(2), FinishReason::interrupted);
     EXPECT_EQ(run.told.size(), 3U);
-    EXPECT_EQ(run.left.size(), limit < 6 ? 1U : 2U);  // of the others nobody needs the slots
+    EXPECT_EQ(run.left.size(), limit < 6 ? 1U : 2U);  // the slots of the others are not needed
     EXPECT_EQ(run.observer.slots.size(), run.left.size());
   }
 }

@@ -200,7 +200,7 @@ TEST(KlassChoice, NeedsBothAndFallsBackOnTheMostConfident) {
   EXPECT_THAT(select_klass(confidence, {false, false, true, true}, masked, .9, 2),
               ElementsAre(0, 1));
   EXPECT_THAT(select_klass(confidence, {false, false, true, true}, masked, .9, 0), IsEmpty());
-  // Two that float32 can't tell apart.
+  // Two values that float32 can't distinguish.
   EXPECT_THAT(
       select_klass({1 - 2e-9, 1 - 1e-9, .5, 1}, {false, false, false, false}, masked, .9, 1),
       ElementsAre(1));

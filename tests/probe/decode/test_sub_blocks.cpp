@@ -44,7 +44,7 @@ TEST(SubBlocks, ARowPredictsThePositionBehindIt) {
   EXPECT_THAT(predicting_rows({4, 4}), ElementsAre(0, 0, 1, 2));
   EXPECT_THAT(predicted_positions(mask(".....xxx"), {4, 4}),
               ElementsAre(false, false, false, false, false, true, true, true));
-  // The model predicted [MASK] as the block's first token: its own row stands in.
+  // The model predicted [MASK] as the block's first token: its own row is used instead.
   EXPECT_THAT(predicted_positions(mask("x..x"), {0, 4}), ElementsAre(true, true, true, true));
 }
 

@@ -83,7 +83,7 @@ TEST(UnmaskingSequential, DoesNotOverwriteATokenInsideItsRun) {
 }
 
 TEST(UnmaskingSequential, CountsItsRunInPositionsNotInMasksLeft) {
-  // Two masks are left, three positions are due: the run ends behind position 2.
+  // Two masks are left, three positions are due: the run ends after position 2.
   const UnmaskingOptions options = options_of("sequential", 6, 2);
   const BlockPrediction prediction = with_confidence({.1F, .2F, .3F, .9F, .9F, .9F});
   EXPECT_THAT(select_transfers(options, 1, prediction, {true, false, true, false, false, false}),
@@ -147,7 +147,7 @@ TEST(UnmaskingThreshold, CountsOnlyMaskedPositionsAsTheBest) {
               ElementsAre(2));
 }
 
-// Fast-dLLM's loop, written down as it stands in the paper's code.
+// Fast-dLLM's loop, written as in the paper's code.
 size_t factor_count(std::vector<double> confidence, double factor) {
   std::sort(confidence.rbegin(), confidence.rend());
   const size_t ranks = confidence.size();

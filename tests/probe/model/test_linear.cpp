@@ -1,4 +1,4 @@
-// A packed linear layer beside at::linear, and a packed model beside the one it was made of.
+// A packed linear layer compared with at::linear, and a packed model with the one it was made of.
 #include "probe/model/linear.h"
 
 #include <ATen/ATen.h>
@@ -44,7 +44,7 @@ TEST_P(PackedLinear, EqualsTheProductInFloat64) {
         EXPECT_LT((got.to(at::kDouble) - expected).abs().max().item<double>(), limit)
             << out << " x " << in << ", " << rows << " rows";
       }
-      // What a transposed attention output is: rows that do not lie one behind the other.
+      // Like a transposed attention output: rows that are not one after another in memory.
       const at::Tensor strided = at::randn({2, in, 5}).to(GetParam()).transpose(1, 2);
       EXPECT_LT((linear(strided) - linear(strided.contiguous())).abs().max().item<double>(), limit);
     }

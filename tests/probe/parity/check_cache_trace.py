@@ -1,4 +1,4 @@
-"""What a trace says of a cache, against the float64 decoder of canvas_oracle.py: positions computed and
+"""What a trace says about a cache, compared with the float64 decoder of canvas_oracle.py: positions computed and
 entries written at every layer, rows of the block left out, staleness against a pass without cache; KLASS's
 divergence; and `analyze --metric cache` against numpy on the same file."""
 

@@ -111,7 +111,7 @@ def main():
                     # A step that decides nothing leaves every cosine of dllm-cache at 1, a tie: the linear
                     # quota takes the shape in which each step decides.
                     linear = strategy[1].get("quota") == "linear"
-                    # Where [MASK] is often the best token, KLASS moves too little to tell positions apart.
+                    # Where [MASK] is often the best token, KLASS changes too little to distinguish positions.
                     if spec_of(name)["mask_scale"] > 1 and not (linear and cache.kind in ("prefix", "dual")):
                         continue
                     shape = SHAPES[-1 if linear else (n + c + s) % len(SHAPES)]

@@ -1,6 +1,6 @@
-"""`--cache blockd` beside `--cache commit` on the shipped model in bfloat16, the precision in which it is used.
+"""`--cache blockd` compared with `--cache commit` on the shipped model in bfloat16, the precision in which it is used.
 
-A fused pass multiplies more rows at once, and kernels may round a row otherwise among more rows. On an AMD EPYC with
+A fused pass multiplies more rows at once, and kernels may round a row differently among more rows. On an AMD EPYC with
 AVX-512 BF16 they don't: the runs are equal, every bit of every probability. No kernel promises that, so what holds
 everywhere is demanded: while the inputs agree, predictions agree to bfloat16's rounding; two runs part only at
 a choice that is nearer than that; and most don't. That the fused pass computes the right thing is judged in float32

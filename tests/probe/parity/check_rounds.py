@@ -62,7 +62,7 @@ def documented(name):
 
 
 def token_after(line):
-    """Behind the accepted drafts; behind the answer's end, with all of them accepted, nobody here knows it: 0."""
+    """The token after the accepted drafts. After the answer's end, with all of them accepted, it is not known: 0."""
     return line.get("next", (line.get("target", []) + [0])[line["accepted"]])
 
 
@@ -80,7 +80,7 @@ def vllm_steps(prompts, rounds, chunk=5):
 
 
 def dump_vllm(path, shape, prompts, rounds):
-    """Steps of a batch that shrinks, prefills in chunks beside rounds."""
+    """Steps of a batch that shrinks, prefills in chunks together with rounds."""
     dump_rounds, steps = documented("vllm_rounds"), list(vllm_steps(prompts, rounds))
     requests = {f"p{i}": SimpleNamespace(prompt_token_ids=prompt, sampling_params=SimpleNamespace(max_tokens=count))
                 for i, (prompt, count) in enumerate(prompts)}
@@ -108,7 +108,7 @@ def dump_vllm(path, shape, prompts, rounds):
 
 
 def dump_sglang(path, shape, prompts, rounds, greedy):
-    """A batch of fixed blocks, each request with a round behind its end, as the overlap schedule runs it."""
+    """A batch of fixed blocks, each request with a round after its end, as the overlap schedule runs it."""
     dump_rounds, block = documented("sglang_rounds"), shape.block_size
     worker = SimpleNamespace(ps=SimpleNamespace(tp_rank=0), block_size=block, _mask_token_id=shape.vocab - 1,
                              model_runner=SimpleNamespace(model_config=SimpleNamespace(vocab_size=shape.vocab)))
@@ -170,7 +170,7 @@ def check_recordings(folder, prompts):
 
 
 def compare_export(trace, rounds):
-    """Our own capture in that form, beside the judge's rounds."""
+    """Our own capture in that form, compared with the judge's rounds."""
     for i, (mine, theirs) in enumerate(zip(exported(trace).values(), rounds, strict=True)):
         harness.require(len(mine) == len(theirs), f"p{i}: {len(mine)} rounds, expected {len(theirs)}")
         for line, expected in zip(mine, theirs):
@@ -179,7 +179,7 @@ def compare_export(trace, rounds):
 
 
 def change_one(rounds, vocab, chance):
-    """Changes a drafted token behind the first rejected one of some round. -> sequence, round, block position, both
+    """Changes a drafted token after the first rejected one of some round. -> sequence, round, block position, both
     values."""
     places = [(i, n, p) for i, mine in enumerate(rounds) for n, line in enumerate(mine)
               for p in range(line["accepted"] + 1, len(line["drafted"]))]

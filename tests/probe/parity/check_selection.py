@@ -3,13 +3,13 @@
 Every case runs its prompts as batches, free or replayed, and the judge (sparse_decoder.py,
 selection_math.py) decodes each prompt alone. Compared are the trajectory, the sets that were read
 (equal as sets; -1 throughout in steps that read everything), A_out and L_out of the keys that were
-read, A_in, L_in, the residual, the queries of every layer, the exact values beside them and the
+read, A_in, L_in, the residual, the queries of every layer, the exact values in addition, and the
 error of the output.
 
 Near ties: sets, tokens and positions are compared for equality and nothing is forgiven. The prompts
 are such that no set's last score is nearer than NEAR_TIE_SET of itself to the next one, and no
 token or position nearer to another one than in check_trajectories.py; a case that comes nearer
-fails and asks for another seed.
+fails and needs another seed.
 """
 
 import pathlib

@@ -208,7 +208,7 @@ def compare_sequence(trace, index, prompt, oracle, counts, where):
 
 
 def check_passes(trace, cache, where):
-    """A commit shares its pass with the first step of the block behind it, and only under blockd."""
+    """A commit shares its pass with the first step of the next block, and only under blockd."""
     column = lambda name: trace.rows(f"/steps/{name}").tolist()
     rows = list(zip(column("sequence"), column("pass"), column("kind"), column("block"), column("step")))
     denoising = {(sequence, number): (block, step)

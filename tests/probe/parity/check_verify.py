@@ -46,7 +46,7 @@ def read_weights(path):
 
 
 def last_log_p(trace, row, weights):
-    """log softmax [B, V] behind the last layer of a row."""
+    """log softmax [B, V] after the last layer of a row."""
     layer = LAYERS - 1
     name = f"model.layers.{layer}"
     get = lambda path: trace.file[path][row, layer].astype(np.float64)

@@ -22,7 +22,7 @@ TOO_NEAR, TOO_NEAR_LOGIT = 5e-5, 2e-4
 
 
 def forward(model, tokens, begin, size, mask):
-    """-> logits of the canvas, and of `size` masks at the block's positions behind it."""
+    """-> logits of the canvas, and of `size` masks at the block's positions after it."""
     length = len(tokens)
     ids = list(tokens) + [mask] * size
     positions = list(range(length)) + list(range(begin, begin + size))

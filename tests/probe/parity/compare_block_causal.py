@@ -5,7 +5,7 @@ Fast-dLLM v2), as the scripts in official/ dumped it:
 
 Pass by pass: its kind, the rows it computed, the positions it decided and their tokens, the best token and the
 probability of every mask that it could fill; at the end the tokens up to the first stop token. Logits: every
-logits-*.safetensors beside the checkpoints. Needs BLOCKSCOPE_BINARY, h5py and numpy; skipped by ctest.
+logits-*.safetensors next to the checkpoints. Needs BLOCKSCOPE_BINARY, h5py and numpy; skipped by ctest.
 """
 
 import json

@@ -28,7 +28,7 @@ class Shape:
     target_layers: tuple | None = None
     tied: bool = False
     draft_vocab: int | None = None  # speculators' layout, with that many tokens
-    block_key_inside: bool = False  # block_size stands in dflash_config
+    block_key_inside: bool = False  # block_size is in dflash_config
     positions: int = 1024
     seed: int = 0
 

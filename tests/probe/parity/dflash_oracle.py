@@ -3,7 +3,7 @@ transformers' Qwen3, the draft plain torch, and both go over everything again in
 
 A round: the draft sees one certain token and B - 1 masks, and in each of its layers the target's hidden features of
 every position before the certain token; its row i drafts block position i, from 1 on. The target then chooses a token
-behind each of the B positions. The longest prefix of drafted tokens that it chose too is accepted, and its next choice
+after each of the B positions. The longest prefix of drafted tokens that it chose too is accepted, and its next choice
 is certain then.
 """
 
@@ -124,13 +124,13 @@ def draft_pass(pair, features, tokens):
 
 @torch.no_grad()
 def run_target(pair, tokens):
-    """-> logits [T, V], hidden states [T, hidden] from the embedding's to that behind the final norm."""
+    """-> logits [T, V], hidden states [T, hidden] from the embedding's to that after the final norm."""
     output = pair.target(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
     return output.logits[0].double(), [state[0].double() for state in output.hidden_states]
 
 
 def judge(pair, draft_logits, target_logits, drafted, chosen):
-    """What the two say of each other's tokens; draft_logits [B - 1, draft V], target_logits [B, V]."""
+    """What each model predicts for the other's tokens; draft_logits [B - 1, draft V], target_logits [B, V]."""
     own = list(range(draft_logits.shape[-1])) if pair.to_target is None else pair.to_target
     names = ("target_token", "target_rank_under_draft", "target_probability_under_draft", "drafted_rank_under_target", "drafted_probability_under_target", "draft_entropy",
              "target_entropy")

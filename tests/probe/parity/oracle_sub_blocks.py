@@ -97,7 +97,7 @@ class _Decoder:
         return logits
 
     def next_token(self, logits):
-        """What stands behind the last row -> positions, tokens, confidence of one row of a trace."""
+        """The entries after the last row -> positions, tokens, confidence of one row of a trace."""
         best = logits[-1].topk(2).values
         self.logit_margin = min(self.logit_margin, float(best[0] - best[1]))
         probability, token = logits[-1].softmax(-1).max(-1)
@@ -159,7 +159,7 @@ class _Decoder:
         probability, token = [x.tolist() for x in logits.softmax(-1).max(-1)]
         best = logits.topk(2, -1).values
         self.logit_margin = min(self.logit_margin, float((best[:, 0] - best[:, 1]).min()))
-        # Row i predicts the position behind it; a mask on the first row, the same row's token.
+        # Row i predicts the position after it; a mask on the first row, the same row's token.
         predicted = {p: (token[i], probability[i]) for i, p in enumerate(computed[1:])}
         if computed[0] in masked:
             predicted[computed[0]] = (token[0], probability[0])

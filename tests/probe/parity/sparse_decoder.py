@@ -32,7 +32,7 @@ def attention_of(scores, value, sets):
 
 
 class SparseForward:
-    """`logits` in the form that oracle_decoder.decode_with asks for; `rows` collects [steps][L]."""
+    """`logits` in the form that oracle_decoder.decode_with needs; `rows` collects [steps][L]."""
 
     def __init__(self, layers, options, planned, selector: Selector):
         self.layers, self.spec, self.selector = layers, layers.spec, selector

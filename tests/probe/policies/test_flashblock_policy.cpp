@@ -116,7 +116,7 @@ TEST(FlashBlockPolicy, FollowsTheMaskPerLayerAndHead) {
       const at::Tensor expected = may ? first.exact(layer).external : exact.external;
       EXPECT_TRUE(same(parts.external[0][head], expected[0][head]));
     }
-    // KV head 0 is still read for query head 1; KV head 1 is read by nobody in layer 0.
+    // KV head 0 is still read for query head 1; no query head reads KV head 1 in layer 0.
     if (layer == 0) {
       EXPECT_EQ(parts.keys_read[0][0].item<int64_t>(), 6);
       EXPECT_EQ(parts.keys_read[0][1].item<int64_t>(), 0);

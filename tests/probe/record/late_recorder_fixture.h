@@ -1,4 +1,4 @@
-// Passes that a case makes up, recorded behind the emulated cuda:0, and a gate that holds the
+// Passes that a case makes up, recorded while the emulated cuda:0 runs, and a gate that holds the
 // recorder's thread up.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Recording behind a device's back, on the emulated cuda:0: copies hold NaN until their event was
+// Recording while a device runs, on the emulated cuda:0: copies hold NaN until their event was
 // waited for, and nothing is computed before somebody waits.
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>

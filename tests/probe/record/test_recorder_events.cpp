@@ -1,4 +1,4 @@
-// What a decision says beside its tokens: revocations, KLASS's divergence, rows left out.
+// What a decision holds in addition to its tokens: revocations, KLASS's divergence, rows left out.
 #include <gtest/gtest.h>
 
 #include <cmath>

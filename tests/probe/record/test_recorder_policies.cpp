@@ -1,4 +1,4 @@
-// The recorder beside FlashBlock, in batches in which only some sequences are recorded, and for
+// The recorder with FlashBlock, in batches in which only some sequences are recorded, and for
 // autoregressive decoding.
 #include <gtest/gtest.h>
 

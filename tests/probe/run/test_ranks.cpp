@@ -77,7 +77,7 @@ TEST(Ranks, WhatNoLauncherOfThisProcessSetIsIgnoredAndTold) {
     EXPECT_EQ(local_rank(variables), std::nullopt);
   }
   EXPECT_EQ(choose_ranks("auto", {}).ignored, "");
-  // One task is a process alone, whatever started it: nothing to tell.
+  // One task is a single process, whatever started it: nothing to report.
   EXPECT_EQ(choose_ranks("auto", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}).ignored, "");
 }
 

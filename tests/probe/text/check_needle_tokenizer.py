@@ -1,5 +1,5 @@
-"""The folders of the needle models: one tokenizer in each, which loads where the folder stands and where a copy of it
-stands, in `transformers` and here.
+"""The folders of the needle models: one tokenizer in each, which loads from the folder and from a copy of it, in
+`transformers` and here.
 
 Usage: check_needle_tokenizer.py <text_oracle_client>; exit 77 if a package is missing.
 """

@@ -23,7 +23,7 @@ BEHAVIORS = ["removed", "isolated", "merged_with_previous", "merged_with_next", 
 
 
 def with_pre_tokenizer(*steps, normalizer=None):
-    """The GPT-2 sample's vocabulary behind other steps."""
+    """The GPT-2 sample's vocabulary after other steps."""
     data = json.loads(samples.make_gpt2().to_str())
     tokenizer = Tokenizer.from_str(json.dumps(data))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

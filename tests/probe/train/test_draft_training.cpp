@@ -1,5 +1,5 @@
-// The draft's objective: its batches and its evaluation beside the decoder that drafts are for, and
-// what a training run of any stage must do.
+// The draft's objective: its batches and its evaluation compared with the decoder that uses drafts,
+// and what a training run of any stage must do.
 #include <gtest/gtest.h>
 
 #include <cmath>

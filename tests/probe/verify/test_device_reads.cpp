@@ -1,5 +1,5 @@
 // What counting reads costs a run on a device (PassReads): the counts are the CPU's, and the host
-// waits for them once a step, behind the step.
+// waits for them once a step, after the step.
 #include <gtest/gtest.h>
 
 #include <memory>

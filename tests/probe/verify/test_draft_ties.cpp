@@ -1,4 +1,4 @@
-// A token that an answer has otherwise than its target is a near tie, or it is not.
+// If an answer's token differs from its target's, the difference is a near-tie or an error.
 #include <gtest/gtest.h>
 
 #include <cmath>

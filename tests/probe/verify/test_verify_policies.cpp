@@ -65,7 +65,7 @@ class CountsByHand : public VerifyRunTest {
 
   static constexpr int64_t kDense = 2 * 8 + 3 * (12 + 16 + 20);
   static constexpr int64_t kFirst = 8 + 12 + 16 + 20;  // the first steps
-  static constexpr int64_t kLater = 1 + 2 + 2 + 2;     // steps behind a first one
+  static constexpr int64_t kLater = 1 + 2 + 2 + 2;     // steps after a first one
 };
 
 TEST_F(CountsByHand, SetsOfABlocksFirstStep) {

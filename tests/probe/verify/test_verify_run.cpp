@@ -1,5 +1,5 @@
-// Dense beside reuse on a tiny random model: what must be equal is equal bit for bit, and what the
-// runtime read is what the rule predicts from the dense run.
+// Dense compared with reuse on a tiny random model: what must be equal is equal bit for bit, and
+// what the runtime read is what the rule predicts from the dense run.
 #include <gtest/gtest.h>
 
 #include <cmath>

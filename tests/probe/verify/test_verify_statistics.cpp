@@ -17,7 +17,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 TEST(TokenAgreementTest, ComparesUpToTheFirstStopTokenOfEitherRun) {
   TokenAgreement agreement;
-  compare_tokens({5, 6, 9, 1, 1}, {5, 6, 9, 2, 2}, {9}, agreement);  // filler behind the stop
+  compare_tokens({5, 6, 9, 1, 1}, {5, 6, 9, 2, 2}, {9}, agreement);  // filler after the stop
   EXPECT_EQ(agreement.positions, 3);
   EXPECT_EQ(agreement.equal, 3);
   EXPECT_EQ(agreement.identical, 1);

@@ -1,4 +1,4 @@
-// What verify tells a person: words that can't be misread, and figures whose key hides no point.
+// The texts of verify: words that can't be misread, and figures with a key that hides no point.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ FreeRun run_of(std::vector<double> attention, double total) {
   return run;
 }
 
-/// One layer with two heads, of which the first reuses; reuse takes `slowdown` times as long.
+/// One layer with two heads; the first one reuses. Reuse takes `slowdown` times as long.
 VerifyResult result_of(double slowdown, std::size_t repeats) {
   VerifyResult result;
   result.prompts = 1;
@@ -223,7 +223,7 @@ std::vector<Place> places(const std::string& svg, const std::string& pattern) {
   return found;
 }
 
-/// Points of one plot that lie under its key: every label has one sample of its own.
+/// Points of one plot that are under its key: every label has one sample of its own.
 std::ptrdiff_t hidden_points(const std::string& svg, double from, double to) {
   const auto inside = [&](const Place& place) { return place.x >= from && place.x < to; };
   std::vector<Place> labels;
@@ -245,7 +245,7 @@ std::ptrdiff_t hidden_points(const std::string& svg, double from, double to) {
 TEST(VerifyFigureTest, TheKeyOfTheContextFigureCoversNoPoint) {
   const char* path = std::getenv("PATH");
   const Gnuplot gnuplot({.program = "", .search_path = path == nullptr ? "/usr/bin" : path});
-  // Wherever a key could lie inside, some of these curves pass.
+  // Some of these curves pass wherever a key could be inside the plot.
   for (const double slope : {-1.0, 0.0, 1.0}) {
     VerifyResult result = result_of(0.5, 1);
     for (int i = 1; i <= 20; ++i) {

@@ -1,4 +1,4 @@
-"""Tiny random configurations of official models and what their loops' own variables say of a pass."""
+"""Tiny random configurations of official models and what their loops' own variables say about a pass."""
 
 import dataclasses
 import importlib

@@ -3,8 +3,8 @@ random configurations, with a recording and without, and everything in the trace
 
 python record_official.py FAMILY CHECKOUT    FAMILY: llada, dream (both of NVlabs/Fast-dLLM), d2cache, sdar
 
-The loops of transformers are judged by test_recording_loops.py. docs/parity.md has the commands and the results. What
-stands in for missing dependencies is said where it does."""
+test_recording_loops.py covers the loops of transformers. docs/parity.md has the commands and the results.
+Replacements of missing dependencies are described where they are made."""
 
 import argparse
 import contextlib

@@ -50,7 +50,7 @@ struct Arena {
     return static_cast<std::byte*>(made);
   }
 
-  /// Behind the end of its file a page is dead whatever its protection says.
+  /// After the end of its file a page is dead, whatever its protection.
   void make_guard(size_t offset) const {
     map(device + offset, kPage, PROT_NONE, empty_file, MAP_FIXED);
     map(host + offset, kPage, PROT_NONE, empty_file, MAP_FIXED);

@@ -1,7 +1,6 @@
-// The device's memory. Every page is mapped twice: behind device pointers it is protected, behind
-// host addresses, which nobody outside this library is given, it is not. A block ends where a page
-// ends, and the page behind it is dead in both mappings, under DeviceAccess too. Blocks hold NaN
-// (0xff) when they are handed out.
+// The device's memory. Every page is mapped twice: protected at device pointers, and unprotected at
+// host addresses that only this library uses. A block ends where a page ends. The page after the
+// block is dead in both mappings, under DeviceAccess too. New blocks hold NaN (0xff).
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -20,10 +19,10 @@ constexpr int kPoison = 0xff;
 /// inside.
 std::recursive_mutex& device_mutex();
 
-/// A stretch of device memory. It can be used again when nobody holds it.
+/// A range of device memory. It can be used again when no tensor holds it.
 struct Block {
   std::byte* device = nullptr;
-  size_t bytes = 0;             // as asked for
+  size_t bytes = 0;             // as requested
   size_t capacity = 0;          // of the pages
   int64_t stream = 0;           // that it was allocated on
   std::vector<int64_t> users;   // other streams it was recorded for

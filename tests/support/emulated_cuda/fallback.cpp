@@ -1,7 +1,7 @@
 // Every operator that the device has no kernel of its own for. What its results look like is found
 // out with Meta tensors; the operator itself is queued: the CPU's, over aliases of the same bytes.
-// Where Meta can't tell (the shape depends on values, or there is no Meta kernel), the stream runs
-// to this point and the operator with it.
+// Where Meta can't give the shape (it depends on values, or there is no Meta kernel), the stream
+// runs to this point and the operator with it.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -46,7 +46,7 @@ bool depends_on_values(const std::string& name) {
   return names.contains(name);
 }
 
-/// Arguments that index a tensor of the device and may lie on the CPU.
+/// Arguments that index a tensor of the device and may be on the CPU.
 bool may_be_on_the_cpu(const std::string& name, const std::string& argument) {
   if (!name.starts_with("aten::")) return true;  // our own operators check for themselves
   return argument == "indices" &&
@@ -312,7 +312,7 @@ class Call {
   Stack run_now() const {
     const int64_t stream = current_stream_id();
     if (name_.starts_with("aten::index.")) {
-      run_stream(stream);  // it asked nonzero before, which was counted
+      run_stream(stream);  // it called nonzero before, which was counted
     } else if (by_value_) {
       host_wait(stream, name_);
     } else {

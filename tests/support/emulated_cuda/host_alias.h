@@ -29,7 +29,7 @@ at::Tensor empty_on_device(at::IntArrayRef size, at::IntArrayRef stride, at::Sca
 /// held.
 void resize_on_device(const at::Tensor& tensor, at::IntArrayRef size);
 
-/// copy_ of any two tensors of which one is on the device, on the current stream.
+/// copy_ of two tensors, at least one of them on the device, on the current stream.
 void copy_on_stream(const at::Tensor& to, const at::Tensor& from, bool non_blocking);
 
 }  // namespace blockscope::emulated_cuda

@@ -1,4 +1,5 @@
-// The operators that can't be made of the CPU's: memory, copies, and what asks for a value.
+// The operators that can't be built from the CPU's: memory, copies, and operators that need a
+// value.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_local_scalar_dense_cpu_dispatch.h>

@@ -33,7 +33,7 @@ struct Queue {
       if (tasks_left > 0 && --tasks_left == 0) lost = true;
       check_lost();
       const std::function<void()> task = std::move(tasks.front());
-      // An event that this task waits for may ask for what lies before it, never for itself.
+      // An event that this task waits for may need tasks before it, never the task itself.
       tasks.pop_front();
       try {
         task();
@@ -46,7 +46,7 @@ struct Queue {
   }
 };
 
-// A queue that nobody waits for keeps what its tasks hold; at this length it runs on its own.
+// A queue without a waiting caller keeps its tasks' memory; at this length it runs by itself.
 constexpr size_t kLongestQueue = 20000;
 
 struct Queues {
@@ -234,7 +234,7 @@ void host_wait(int64_t stream, const std::string& what) {
 void free_in_stream_order(std::shared_ptr<Block> block) {
   const std::scoped_lock lock(device_mutex());
   ++queues().counters.frees;
-  if (is_lost()) return;  // a destructor's work: nobody will run this memory's tasks
+  if (is_lost()) return;  // a destructor's work: the tasks of this memory will never run
   // Memory that a graph took stays the graph's: only what it gave back within it is poisoned, each
   // time that it comes to that point.
   if (block->graph != nullptr && block->graph != captured_graph()) return;

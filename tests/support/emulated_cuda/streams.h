@@ -1,5 +1,6 @@
-// Streams: queues of tasks that run when somebody must wait, on the thread that waits, in order;
-// the host, a stream that comes to an event of another, or nobody (then they never run).
+// Streams: queues of tasks that run in order when a caller must wait, on the thread that waits. The
+// caller is the host, or a stream that reaches an event of another. Without a caller they never
+// run.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ struct Event {
 };
 void record(Event& event, int64_t stream);
 void wait_on_stream(const Event& event, int64_t stream);
-bool is_reached(const Event& event);  // late: asked again, it is
+bool is_reached(const Event& event);  // late: the second call says true
 void host_wait(const Event& event);
 
 bool is_lost();

@@ -1,5 +1,5 @@
-// Operators on the emulated device beside the same operators on the CPU: bit for bit, unless ATen
-// takes another path.
+// Operators on the emulated device compared with the same operators on the CPU: bit for bit, unless
+// ATen takes another path.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
@@ -224,7 +224,7 @@ TEST(EmulatedCuda, BackwardEqualsTheCpus) {
     loss.backward();
     return w.grad();
   };
-  // Not bit for bit: the gradient of a product is laid out otherwise.
+  // Not bit for bit: the gradient of a product has another layout.
   EXPECT_TRUE(at::allclose(gradient(cpu.on(at::kCUDA)).cpu(), gradient(cpu), 1e-5, 1e-6));
 }
 

@@ -41,7 +41,7 @@ TEST_F(Graphs, KeepWorkAndDoItAtEveryLaunch) {
   x.fill_(3);
   EXPECT_EQ(y.sum().item<float>(), 150);
   graph.launch();
-  x.fill_(5);  // behind the launch, which has not run yet
+  x.fill_(5);  // after the launch, which has not run yet
   EXPECT_EQ(y.sum().item<float>(), 350);
   EXPECT_EQ(emulated_cuda::counters().captures, 1);
   EXPECT_EQ(emulated_cuda::counters().graphs, 2);

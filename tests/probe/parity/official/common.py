@@ -103,7 +103,7 @@ def prompt_of(seed, length, vocab, mask_id):
 
 
 def without_near_ties(run, first_seed):
-    """`run(seed)` -> (case, Margin). The first case that ends and has no near tie, or None."""
+    """`run(seed)` -> (case, Margin). The first case that ends and has no near-tie, or None."""
     for seed in range(first_seed, first_seed + SEEDS):
         try:
             case, margin = run(seed)
@@ -116,7 +116,7 @@ def without_near_ties(run, first_seed):
 
 
 def unchanged_by_noise(model, run, seed, times=2, scale=1e-5):
-    """`run(seed)` -> case. None if all weights times 1 + 1e-5 z (z normal, another one each time) decide otherwise
+    """`run(seed)` -> case. None if all weights times 1 + 1e-5 z (z normal, another one each time) decide differently
     anywhere: what is computed, where, and what is written. Else the case. For decisions that cannot be measured."""
     def decisions(case):
         return [case["tokens"], case.get("error"),
@@ -148,7 +148,7 @@ def first_unchanged_by_noise(model, run, first_seed):
 
 
 def random_weights(model, seed, std, embedding_std, head_std, special=lambda name, weight: None):
-    """Overwrites all parameters: norm weights near 1, embeddings and LM head as wide as asked."""
+    """Overwrites all parameters: norm weights near 1, embeddings and LM head with the given spread."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):

@@ -113,7 +113,7 @@ def check(a, module, chance, seed, folder):
         run(a.binary, "import", dump(folder / "changed.jsonl", shape, stop_ids, changed), "-o", folder / "changed.h5")
         ours = [json.loads(x) for x in run(a.binary, "export", folder / "ours.h5", "--format", "rounds").splitlines()]
         there = sum(x.get("sequence") == int(sequence[1:]) and "drafted" in x for x in ours)
-        if number < there:  # else one behind the end, which is not kept
+        if number < there:  # one after the end is not kept
             out = run(a.binary, "diff", folder / "changed.h5", folder / "ours.h5", expect=1)
             told = (f"('{sequence}'), round {number}, ", f"drafted token at block position {p + 1}: "
                     f"{changed[n]['drafted'][p]} in A, {lines[n]['drafted'][p]} in B\n")

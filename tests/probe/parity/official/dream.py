@@ -89,7 +89,7 @@ def margin_of(passes, parameters, mask_id):
     cached = "dual_cache" in parameters
     size = parameters["block_length"] if cached else parameters["gen_length"]
     for row, following in zip(passes, passes[1:] + passes[-1:]):
-        # a block can be left with masks, so the first mask does not tell which one this is
+        # a block can be left with masks, so the first mask does not show which block this is
         begin = (row["positions"][0] or following["positions"][0]) if cached else prompt
         candidates = [p for p in range(begin, begin + size) if row["input"][p] == mask_id]
         if not candidates:

@@ -55,7 +55,7 @@ def same_frames(one, two):
 
 
 def of_block(delta, block, block_length):
-    """A delta without what it says of other blocks, which a trace does not keep."""
+    """A delta without its values for other blocks, which a trace does not keep."""
     inside = range(block * block_length, (block + 1) * block_length)
     return dict(delta, decoded_tokens=[t if p in inside else -100 for p, t in enumerate(delta["decoded_tokens"])],
                 confidence=[c if p in inside else None for p, c in enumerate(delta["confidence"])])
