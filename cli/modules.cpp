@@ -93,9 +93,16 @@ std::filesystem::path module_path(const Module& module) {
   const auto prefix = binary.parent_path().parent_path();
   // BLOCKSCOPE_PYTHON is "python3.11": pip puts the modules into the package, the binary into bin/.
 #ifdef BLOCKSCOPE_PYTHON
-  for (const char* const packages : {"site-packages", "dist-packages"}) {
-    auto path = prefix / "lib" / BLOCKSCOPE_PYTHON / packages / "blockscope" / "lib" / module.file;
-    if (std::filesystem::exists(path, error)) return path;
+  std::vector<std::filesystem::path> pythons{prefix / "lib" / BLOCKSCOPE_PYTHON};
+  for (const auto& entry : std::filesystem::directory_iterator(prefix / "lib", error)) {
+    // A wheel of the stable ABI serves newer Pythons too.
+    if (entry.path().filename().string().starts_with("python3.")) pythons.push_back(entry.path());
+  }
+  for (const auto& python : pythons) {
+    for (const char* const packages : {"site-packages", "dist-packages"}) {
+      auto path = python / packages / "blockscope" / "lib" / module.file;
+      if (std::filesystem::exists(path, error)) return path;
+    }
   }
 #endif
   return prefix / "lib" / module.file;

@@ -49,7 +49,7 @@ if(NOT HDF5_FOUND)
   blockscope_build(HDF5 ARCHIVE h/hdf5/hdf5_1.10.8+repack1.orig.tar.gz
     SHA256 7b38e58ff83b13fd8959a90b13bf896bc318ba096c940ab0847abf3ad41a0b31
     OPTIONS -DBUILD_TESTING=OFF -DHDF5_BUILD_TOOLS=OFF -DHDF5_BUILD_EXAMPLES=OFF -DHDF5_BUILD_CPP_LIB=OFF
-            -DHDF5_ENABLE_Z_LIB_SUPPORT=ON ${ZLIB_OPTIONS})
+            -DHDF5_ENABLE_Z_LIB_SUPPORT=ON -DHDF5_ENABLE_EMBEDDED_LIBINFO=OFF ${ZLIB_OPTIONS})
   blockscope_imported(hdf5::hdf5 HDF5 libhdf5.a LINK ZLIB::ZLIB Threads::Threads ${CMAKE_DL_LIBS} m)
   blockscope_imported(hdf5::hdf5_hl HDF5 libhdf5_hl.a LINK hdf5::hdf5)
 endif()

@@ -70,6 +70,8 @@ if(fontconfig_FOUND)
   target_compile_definitions(blockscope_fontconfig INTERFACE BLOCKSCOPE_FONTCONFIG)
 endif()
 
+set_property(GLOBAL PROPERTY BLOCKSCOPE_IMGUI_ROOT "${IMGUI_ROOT}")  # for the licences in a wheel
+
 set(imgui_source "${IMGUI_ROOT}/imgui/imgui")
 set(implot_source "${IMGUI_ROOT}/implot/implot")
 

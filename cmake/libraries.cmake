@@ -59,14 +59,16 @@ endfunction()
 
 # blockscope_build(<name> ARCHIVE <path> SHA256 <sum> [HEADERS <folder in the archive>] [OPTIONS -D...])
 # Builds and installs a library into a folder of the cache, and puts that folder into <name>_PREFIX. HEADERS: nothing
-# is compiled; the folder is the include path. EMPTY: a file that the archive asks for and does not hold.
+# is compiled; the folder is the include path. EMPTY: a file that the archive asks for and does not hold. Its licences
+# are put into <name>_PREFIX/licenses, which a wheel takes.
 function(blockscope_build name)
   cmake_parse_arguments(arg "" "ARCHIVE;SHA256;HEADERS;EMPTY" "OPTIONS" ${ARGN})
-  # What decides the result is in the folder's name: another compiler or option is another folder.
-  string(SHA256 key "${arg_SHA256} ${arg_OPTIONS} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} 2")
+  # What decides the result is in the folder's name: another compiler, target or option is another folder.
+  string(SHA256 key "${arg_SHA256} ${arg_OPTIONS} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_COMPILER_TARGET} 3")
   string(SUBSTRING "${key}" 0 12 key)
   set(prefix "${BLOCKSCOPE_CACHE}/libraries/${name}-${key}")
   set(${name}_PREFIX "${prefix}" PARENT_SCOPE)
+  set_property(GLOBAL APPEND PROPERTY BLOCKSCOPE_BUILT ${name} "${prefix}")
   file(LOCK "${BLOCKSCOPE_CACHE}/libraries.lock" GUARD FUNCTION TIMEOUT 1800)
   if(EXISTS "${prefix}/.complete")
     return()
@@ -79,6 +81,9 @@ function(blockscope_build name)
   if(arg_EMPTY)
     file(WRITE "${source}/${arg_EMPTY}" "")
   endif()
+  file(GLOB licenses "${source}/LICEN[CS]E*" "${source}/COPYING*")
+  list(FILTER licenses EXCLUDE REGEX "/LICENSES$|GPL$")  # GPL: Eigen's, of files that are not used
+  file(COPY ${licenses} DESTINATION "${prefix}/licenses")
   if(arg_HEADERS)
     file(COPY "${source}/${arg_HEADERS}/" DESTINATION "${prefix}/include")
   else()
@@ -86,8 +91,11 @@ function(blockscope_build name)
     include(ProcessorCount)
     ProcessorCount(jobs)
     file(MAKE_DIRECTORY "${work}/build")
+    # HDF5 leaves a function without its type, which clang and GCC 14 take for an error, and names its files in errors.
+    set(flags "-w -ffile-prefix-map=${work}/=")
+    set(c_flags "${flags} -Wno-error=implicit-int")
     foreach(step
-        "-S;${source};-B;${work}/build;-G;${CMAKE_GENERATOR};-DCMAKE_BUILD_TYPE=Release;-DCMAKE_INSTALL_PREFIX=${prefix};-DCMAKE_INSTALL_LIBDIR=lib;-DCMAKE_POSITION_INDEPENDENT_CODE=ON;-DBUILD_SHARED_LIBS=OFF;-DCMAKE_C_FLAGS=-w;-DCMAKE_CXX_FLAGS=-w;-DCMAKE_POLICY_VERSION_MINIMUM=3.5;-DCMAKE_C_COMPILER=${CMAKE_C_COMPILER};-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER};-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM};${arg_OPTIONS}"
+        "-S;${source};-B;${work}/build;-G;${CMAKE_GENERATOR};-DCMAKE_BUILD_TYPE=Release;-DCMAKE_INSTALL_PREFIX=${prefix};-DCMAKE_INSTALL_LIBDIR=lib;-DCMAKE_POSITION_INDEPENDENT_CODE=ON;-DBUILD_SHARED_LIBS=OFF;-DCMAKE_C_FLAGS=${c_flags};-DCMAKE_CXX_FLAGS=${flags};-DCMAKE_POLICY_VERSION_MINIMUM=3.5;-DCMAKE_C_COMPILER=${CMAKE_C_COMPILER};-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER};-DCMAKE_C_COMPILER_TARGET=${CMAKE_C_COMPILER_TARGET};-DCMAKE_CXX_COMPILER_TARGET=${CMAKE_CXX_COMPILER_TARGET};-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM};${arg_OPTIONS}"
         "--build;${work}/build;--target;install;--parallel;${jobs}")
       # HDF5 leaves what it finds out in the folder it is configured from.
       execute_process(COMMAND "${CMAKE_COMMAND}" ${step} WORKING_DIRECTORY "${work}/build" OUTPUT_FILE "${prefix}.log" ERROR_FILE "${prefix}.log"
@@ -151,8 +159,14 @@ macro(blockscope_zlib)
     blockscope_system(ZLIB 1.2)
     set(ZLIB_OPTIONS "")
     if(NOT ZLIB_FOUND)
+      set(ZLIB_LINK "")
+      # Its shared library, which nobody uses, lists a symbol that it lacks. LLD refuses that, and Zig links with LLD.
+      if(CMAKE_CXX_COMPILER_TARGET)
+        set(ZLIB_LINK -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--undefined-version)
+      endif()
       blockscope_build(ZLIB ARCHIVE z/zlib/zlib_1.2.13.dfsg.orig.tar.bz2
-        SHA256 71feb7947e3c00ef125f83b79a4e529bde31171e5babe48b391f06758d1ab0a1 EMPTY win32/zlib1.rc)
+        SHA256 71feb7947e3c00ef125f83b79a4e529bde31171e5babe48b391f06758d1ab0a1 EMPTY win32/zlib1.rc
+        OPTIONS ${ZLIB_LINK})
       blockscope_imported(ZLIB::ZLIB ZLIB libz.a)
       set(ZLIB_OPTIONS "-DZLIB_INCLUDE_DIR=${ZLIB_PREFIX}/include" "-DZLIB_LIBRARY=${ZLIB_PREFIX}/lib/libz.a")
     endif()
@@ -207,6 +221,14 @@ function(blockscope_python_headers)
   list(GET python 0 include)
   list(GET python 1 version)
   if(EXISTS "${include}/Python.h")
+    # Debian's pyconfig.h includes one from a folder where a compiler for another target does not look.
+    file(GLOB pyconfig "/usr/include/*-linux-gnu/python${version}/pyconfig.h")
+    if(CMAKE_CXX_COMPILER_TARGET AND pyconfig AND include STREQUAL "/usr/include/python${version}")
+      set(headers "${CMAKE_BINARY_DIR}/python-headers")
+      file(COPY "${include}/" DESTINATION "${headers}")
+      file(COPY_FILE "${pyconfig}" "${headers}/pyconfig.h")
+      set(Python_INCLUDE_DIR "${headers}" CACHE PATH "Headers of Python" FORCE)
+    endif()
     return()
   endif()
   if(version STREQUAL "3.11" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
@@ -226,4 +248,12 @@ function(blockscope_python_headers)
     file(RENAME "${headers}/../x86_64-linux-gnu/python${version}/pyconfig.h" "${headers}/pyconfig.h")
   endif()
   set(Python_INCLUDE_DIR "${headers}" CACHE PATH "Headers of Python" FORCE)
+endfunction()
+
+# blockscope_exports(<target> <symbol>): all else in a module stays inside, such as the HDF5 that is linked into it. A
+# process may hold another HDF5, that of h5py.
+function(blockscope_exports target symbol)
+  set(script "${CMAKE_CURRENT_BINARY_DIR}/${target}.map")
+  file(WRITE "${script}" "{ global: ${symbol}; local: *; };\n")
+  target_link_options(${target} PRIVATE "LINKER:--version-script,${script}")
 endfunction()

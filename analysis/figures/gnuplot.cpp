@@ -152,21 +152,30 @@ class OwnGroup {
   posix_spawnattr_t attributes_{};
 };
 
-/// Starts `program main.gp` in `folder`, with a minimal environment. A user's locale, ~/.gnuplot or
-/// GNUTERM can't change a figure.
+/// In single quotes gnuplot takes every other character as it is.
+std::string change_folder(const fs::path& folder) {
+  std::string quoted;
+  for (const char c : folder.string()) quoted += c == '\'' ? "''" : std::string(1, c);
+  return "cd '" + quoted + "'";
+}
+
+/// Starts `program main.gp`, which first goes to `folder`, with a minimal environment. A user's
+/// locale, ~/.gnuplot or GNUTERM can't change a figure.
 pid_t start(const std::string& program, const fs::path& folder) {
   FileActions actions;
   const OwnGroup group;
-  posix_spawn_file_actions_addchdir_np(actions.get(), folder.c_str());
   posix_spawn_file_actions_addopen(actions.get(), STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(actions.get(), STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(actions.get(), STDERR_FILENO, "stderr.txt",
+  const auto errors = folder / "stderr.txt";
+  posix_spawn_file_actions_addopen(actions.get(), STDERR_FILENO, errors.c_str(),
                                    O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  std::array<std::string, 3> arguments{program, "-d", "main.gp"};
+  // posix_spawn can change the folder only since glibc 2.29, and wheels run on older ones.
+  std::array<std::string, 5> arguments{program, "-d", "-e", change_folder(folder), "main.gp"};
   // Versions of cairo that know SOURCE_DATE_EPOCH take the PDF's date from it.
   std::array<std::string, 4> environment{"LC_ALL=C.UTF-8", "PATH=/usr/bin:/bin",
                                          "HOME=" + folder.string(), "SOURCE_DATE_EPOCH=0"};
-  std::array<char*, 4> argv{arguments[0].data(), arguments[1].data(), arguments[2].data(), nullptr};
+  std::array<char*, 6> argv{};
+  std::ranges::transform(arguments, argv.begin(), [](std::string& text) { return text.data(); });
   std::array<char*, 5> envp{environment[0].data(), environment[1].data(), environment[2].data(),
                             environment[3].data(), nullptr};
   pid_t child = 0;

@@ -23,23 +23,18 @@ constexpr size_t kTileRows = 4;
 
 /// Exchanges rows and columns of kLanes x kLanes words, in log2(kLanes) rounds of exchanging
 /// halves.
+template <size_t Half = 1>
 inline void transpose(Words* block) {
-  for (size_t half = 1; half < kLanes; half *= 2) {
-    Words low = {};
-    Words high = {};
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const bool upper = (lane & half) != 0;
-      low[lane] = static_cast<uint32_t>(upper ? lane - half + kLanes : lane);
-      high[lane] = static_cast<uint32_t>(upper ? lane + kLanes : lane + half);
-    }
-    for (size_t i = 0; i < kLanes; ++i) {
-      if ((i & half) != 0) continue;
-      const Words x = block[i];
-      const Words y = block[i + half];
-      block[i] = __builtin_shuffle(x, y, low);
-      block[i + half] = __builtin_shuffle(x, y, high);
-    }
+  for (size_t i = 0; i < kLanes; ++i) {
+    if ((i & Half) != 0) continue;
+    const Words x = block[i];
+    const Words y = block[i + Half];
+    block[i] =
+        shuffle(x, y, [](size_t lane) { return (lane & Half) != 0 ? lane - Half + kLanes : lane; });
+    block[i + Half] =
+        shuffle(x, y, [](size_t lane) { return (lane & Half) != 0 ? lane + kLanes : lane + Half; });
   }
+  if constexpr (2 * Half < kLanes) transpose<2 * Half>(block);
 }
 
 /// Transposes channels [0, depth) of up to kLanes rows: to[d * kPanelRows + row]. Missing rows

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "analysis/math/row_products.h"
+#include "analysis/math/shuffle_impl.h"
 
 namespace blockscope {
 namespace {
@@ -30,7 +31,6 @@ inline Vector load(const Element* from) {
 inline Floats as_floats(Words words) { return reinterpret_cast<Floats>(words); }
 
 typedef float Quad __attribute__((vector_size(16)));
-typedef int QuadIndex __attribute__((vector_size(16)));
 
 /// Adds the lanes up to four.
 inline Quad quarter(Floats values) {
@@ -84,11 +84,11 @@ inline RowProducts totals(const Sums& sums) {
   const Quad dot = quarter(sums.dot);
   const Quad a = quarter(sums.square_a);
   Quad b = quarter(sums.square_b);
-  const Quad dot_a = __builtin_shuffle(dot, a, QuadIndex{0, 4, 1, 5}) +
-                     __builtin_shuffle(dot, a, QuadIndex{2, 6, 3, 7});
-  b += __builtin_shuffle(b, QuadIndex{2, 3, 0, 1});
-  const Quad all = __builtin_shuffle(dot_a, b, QuadIndex{0, 1, 4, 4}) +
-                   __builtin_shuffle(dot_a, b, QuadIndex{2, 3, 5, 5});
+  const Quad dot_a = shuffle(dot, a, [](size_t i) { return i / 2 + i % 2 * 4; }) +
+                     shuffle(dot, a, [](size_t i) { return i / 2 + i % 2 * 4 + 2; });
+  b += shuffle(b, b, [](size_t i) { return i ^ 2; });
+  const Quad all = shuffle(dot_a, b, [](size_t i) { return i < 2 ? i : 4; }) +
+                   shuffle(dot_a, b, [](size_t i) { return i < 2 ? i + 2 : 5; });
   return RowProducts{all[0], all[1], all[2]};
 }
 
@@ -137,12 +137,8 @@ struct GroupSums {
 /// Every second group of `Lanes` lanes of x, then of y, starting with group `First`.
 template <size_t Lanes, size_t First>
 inline Floats every_second(Floats x, Floats y) {
-  Words index = {};
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    const size_t group = lane / Lanes;
-    index[lane] = static_cast<uint32_t>((2 * group + First) * Lanes + lane % Lanes);
-  }
-  return __builtin_shuffle(x, y, index);
+  return shuffle(x, y,
+                 [](size_t lane) { return (2 * (lane / Lanes) + First) * Lanes + lane % Lanes; });
 }
 
 /// The four lanes that quarter() leaves of each of kLanes / 4 rows.
@@ -162,14 +158,11 @@ inline Floats quarters(const Floats* rows) {
 }
 
 /// Lanes i and j of x in each four, then those of y.
-template <uint32_t I, uint32_t J>
+template <size_t I, size_t J>
 inline Floats two_of_four(Floats x, Floats y) {
-  Words index = {};
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    const size_t from = (lane % 2 == 0 ? I : J) + lane / 4 * 4 + (lane % 4 < 2 ? 0 : kLanes);
-    index[lane] = static_cast<uint32_t>(from);
-  }
-  return __builtin_shuffle(x, y, index);
+  return shuffle(x, y, [](size_t lane) {
+    return (lane % 2 == 0 ? I : J) + lane / 4 * 4 + (lane % 4 < 2 ? 0 : kLanes);
+  });
 }
 
 /// quads[g] has four lanes of each of kLanes / 4 rows, starting at row g * kLanes / 4. out: their
@@ -178,11 +171,10 @@ inline void add_up(const Floats* quads, float* out) {
   const Floats low = two_of_four<0, 1>(quads[0], quads[1]) + two_of_four<2, 3>(quads[0], quads[1]);
   const Floats high = two_of_four<0, 1>(quads[2], quads[3]) + two_of_four<2, 3>(quads[2], quads[3]);
   const Floats sums = two_of_four<0, 2>(low, high) + two_of_four<1, 3>(low, high);
-  Words by_row = {};  // lane 4 i + g has row g * kLanes / 4 + i
-  for (size_t row = 0; row < kLanes; ++row) {
-    by_row[row] = static_cast<uint32_t>(4 * (row % (kLanes / 4)) + row / (kLanes / 4));
-  }
-  const Floats sorted = __builtin_shuffle(sums, by_row);
+  const Floats sorted =
+      shuffle(sums, sums, [](size_t row) {  // lane 4 i + g has row g * kLanes / 4 + i
+        return 4 * (row % (kLanes / 4)) + row / (kLanes / 4);
+      });
   __builtin_memcpy(out, &sorted, sizeof(sorted));
 }
 
@@ -268,7 +260,7 @@ void all_rows(const Element* a, const Element* b, size_t rows, size_t dim, RowPr
 /// A square out of range becomes NaN, and so does the cosine.
 inline void mark_out_of_range(float* squares) {
   const Floats values = load<Floats>(squares);
-  const Floats marked = (values >= kSmallestSquare) & (values <= kLargestSquare)
+  const Floats marked = ((values >= kSmallestSquare) & (values <= kLargestSquare))
                             ? values
                             : Floats{} + __builtin_nanf("");
   __builtin_memcpy(squares, &marked, sizeof(marked));

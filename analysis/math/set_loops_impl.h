@@ -32,7 +32,7 @@ void ranks_of(const int32_t* table, int32_t base, const int32_t* positions, size
 
 size_t count_ranks(const int32_t* ranks, size_t count, int32_t limit) {
   uint32_t below = 0;
-  for (size_t i = 0; i < count; ++i) below += (ranks[i] >= 0) & (ranks[i] < limit) ? 1U : 0U;
+  for (size_t i = 0; i < count; ++i) below += ((ranks[i] >= 0) & (ranks[i] < limit)) ? 1U : 0U;
   return below;
 }
 

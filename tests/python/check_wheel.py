@@ -1,12 +1,14 @@
 """Tests an installed wheel with nothing but what it depends on: check_wheel.py REPOSITORY [SITE_PACKAGES]
 
-Reads the frozen trace of the tests, runs the README's lines, and compares the package with the command that
-came with it. With a folder that holds the torch of the wheel's operators: loads and runs those, and nothing else."""
+Reads the frozen trace of the tests, runs the README's lines, and compares the package with the command that came with
+it. The command makes a report, a calibration and, under xvfb-run, a picture of its window. With a folder that holds
+torch: records a model without the library of the operators, and nothing else."""
 
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,11 +20,20 @@ SECONDS = ("import time; begin = time.perf_counter(); import blockscope; t = blo
            "print(time.perf_counter() - begin)")
 
 
-def check_command(path):
-    binary = pathlib.Path(sys.prefix) / "bin" / "blockscope"
-    version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
-    assert version.split()[1] == blockscope.__version__, version
-    out = subprocess.run([binary, "analyze", path, "--json", "-"], capture_output=True, check=True).stdout
+BINARY = pathlib.Path(sys.prefix) / "bin" / "blockscope"
+
+
+def run(*arguments):
+    done = subprocess.run([BINARY, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_analysis(path):
+    """Cells of `analyze` that are the package's."""
+    assert run("--version").split()[1] == blockscope.__version__
+    assert f"trace            {path}" in run("info", path)
+    out = run("analyze", path, "--json", "-")
     found, cells = blockscope.analyze(path, progress=False), 0
     for metric in json.loads(out)["metrics"]:
         for array in metric["arrays"]:
@@ -31,9 +42,33 @@ def check_command(path):
             np.testing.assert_array_equal(np.where(np.isfinite(got), got, np.nan), want)
             cells += want.size
     assert cells > 100
-    capture = subprocess.run([binary, "capture", "x", "-o", "y.h5"], capture_output=True, text=True)
-    assert capture.returncode == 1 and "BLOCKSCOPE_PROBE" in capture.stderr, capture.stderr
     return cells
+
+
+def check_capture():
+    """The wheel has no runtime: one line says how to get one."""
+    for command in ("capture", "verify"):
+        done = subprocess.run([BINARY, command, "x", "-o", "y.h5"], capture_output=True, text=True)
+        assert done.returncode == 1 and not done.stdout and done.stderr.count("\n") == 1, done
+        assert "lacks the runtime" in done.stderr and "HINT: pip install ." in done.stderr, done.stderr
+
+
+def check_outputs(path, folder):
+    """What was made: report, calibration and, where xvfb-run and OpenGL are, a picture of the window."""
+    page, reuse, picture = folder / "report.html", folder / "reuse.json", folder / "view.png"
+    if made_figures := shutil.which("gnuplot") is not None:
+        run("report", path, "-o", page)
+        assert page.read_text().count("<svg") > 3
+    run("calibrate", path, "--max-error", "0.3", "--tau", "2", "-o", reuse)
+    assert json.loads(reuse.read_text())
+    if shutil.which("xvfb-run") is None:
+        seen = "no picture, as there is no xvfb-run"
+    else:
+        subprocess.run(["xvfb-run", "-a", BINARY, "view", path, "--screenshot", picture], check=True,
+                       stdout=subprocess.DEVNULL)
+        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20000
+        seen = "picture"
+    return f"{'report' if made_figures else 'no report, as there is no gnuplot'}, calibration, {seen}"
 
 
 def check_package(path):
@@ -58,61 +93,57 @@ def run_readme(root, path):
 
 
 def check_no_operators():
-    """Without torch there are none, and the error says which one is missing."""
+    """The error of a Python without torch says what is missing."""
+    assert not list(pathlib.Path(blockscope.__file__).parent.glob("lib/libblockscope_kernels*"))
     try:
         blockscope.ops
     except blockscope.OperatorsUnavailable as error:
-        assert "HINT: " in str(error), error
-        library = pathlib.Path(blockscope.__file__).parent / "lib" / "libblockscope_kernels.so"
-        assert ("found none in this Python" if library.exists() else "LibTorch wasn't found") in str(error), error
-        return "with" if library.exists() else "without"
-    raise AssertionError("operators without torch")
+        assert "expected" in str(error) and "HINT: " in str(error), error
+    else:
+        raise AssertionError("operators without torch")
 
 
-def check_operators(site_packages):
-    sys.path.append(site_packages)
-    from blockscope import ops
-
+def check_recording(root, site_packages):
+    sys.path += [site_packages, str(root / "tests" / "python")]
+    import recorded_models as models
     import torch
+    from blockscope.recording import kernels
 
-    library = pathlib.Path(blockscope.__file__).parent / "lib" / "libblockscope_kernels.so"
-    assert ops.library == str(library), ops.library
-    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
-    paths = re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", dynamic)
-    assert paths == ["$ORIGIN"], paths
-    maps = pathlib.Path("/proc/self/maps").read_text()
-    loaded = {os.path.realpath(path) for path in re.findall(r"\S*/libtorch_cpu\.so\S*", maps)}
-    assert len(loaded) == 1, loaded
-    q = torch.randn(2, 4, 3, 16, requires_grad=True)
-    prefix, block = torch.randn(2, 2, 40, 16), torch.randn(2, 2, 3, 16)
-    keys = torch.cat([prefix[:, :, :25], block], 2)
-    grads = []
-    for out in (ops.split_attention(q, prefix, -prefix, block, -block, ext_len=25).out,
-                torch.nn.functional.scaled_dot_product_attention(q, keys, -keys, enable_gqa=True)):
-        grads.append((out.detach(), *torch.autograd.grad(out.square().sum(), q)))
-    errors = [(a - b).abs().max().item() for a, b in zip(*grads)]
-    assert max(errors) < 1e-4, errors
-    print(f"      operators of {library.name} in torch {torch.__version__}: attention and its gradient within "
-          f"{max(errors):.1e}")
+    assert not kernels.loaded()
+    model = models.PlainModel("needle")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "own.h5")
+        prompt = [5 * i % 90 for i in range(40)]
+        plain = models.decode_blocks(model, prompt, 24, 8)
+        with blockscope.record(model, path, block_length=8, mask_token_id=model.config.mask_token_id):
+            assert torch.equal(models.decode_blocks(model, prompt, 24, 8), plain)
+        trace = blockscope.open(path)
+        assert trace.complete and trace.num_sequences == 1 and trace.num_rows > 6, trace
+        similarity = blockscope.analyze(path, "similarity", progress=False).by("layer")
+        assert 0.5 < float(similarity.similarity_external.mean()) <= 1.0
+        print(f"      recorded {trace.num_rows} steps with the operators of torch {torch.__version__}")
 
 
 def main(root):
     assert not pathlib.Path(blockscope.__file__).is_relative_to(root), blockscope.__file__
     path = str(root / "tests" / "data" / "trace_schema_1.h5")
     check_package(path)
-    cells = check_command(path)
+    cells = check_analysis(path)
+    check_capture()
     run_readme(root, path)
-    operators = check_no_operators()
+    check_no_operators()
+    with tempfile.TemporaryDirectory() as folder:
+        made = check_outputs(path, pathlib.Path(folder))
     assert "torch" not in sys.modules
     seconds = min(float(subprocess.run([sys.executable, "-I", "-c", SECONDS.format(path=path)],
                                        capture_output=True, text=True, check=True).stdout) for _ in range(5))
     assert seconds < 3, f"import and open took {seconds:.2f} s"
     print(f"      {cells} cells equal the command's; the README's lines run; import and open: {seconds:.3f} s "
-          f"(least of 5); NumPy {np.__version__}, HDF5 {blockscope._core.hdf5_version()}; {operators} operators")
+          f"(least of 5); {made}; NumPy {np.__version__}, HDF5 {blockscope._core.hdf5_version()}")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        check_operators(sys.argv[2])
+        check_recording(pathlib.Path(sys.argv[1]).resolve(), sys.argv[2])
     else:
         main(pathlib.Path(sys.argv[1]).resolve())
