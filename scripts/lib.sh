@@ -87,7 +87,7 @@ check_programs() {
 -c conda-forge gxx; or set CXX"
   printf '#include <compare>\n#include <ranges>\nint main() {}\n' |
     "$compiler" -std=c++20 -x c++ -fsyntax-only - 2>/dev/null ||
-    die "$compiler $("$compiler" -dumpversion): expected one that knows C++20 (g++ 11 or newer, clang 16 or newer). HINT: \
+    die "$compiler $("$compiler" -dumpversion): expected one that knows C++20 (g++ 11 or newer). HINT: \
 conda install -c conda-forge gxx, or set CXX"
   find_python >/dev/null || exit 1
 }

@@ -94,7 +94,7 @@ def _run(command: list[str]) -> None:
     code = subprocess.run(command, check=False).returncode
     if code != 0:
         raise OperatorsUnavailable(f"build-ops: {' '.join(command[:2])} failed with exit code {code}; its output is "
-                                   "above. HINT: it needs g++ 11 or newer, or clang 16 or newer; CXX names another one")
+                                   "above. HINT: it needs g++ 11 or newer; CXX names another one")
 
 
 def main() -> int:
