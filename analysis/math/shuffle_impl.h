@@ -26,7 +26,7 @@ template <typename Vector, typename Order, size_t... Lanes>
 /// Lanes have four bytes; `order` is a lambda without captures.
 template <typename Vector, typename Order>
 [[gnu::always_inline]] inline Vector shuffle(Vector x, Vector y, Order order) {
-  constexpr size_t kCount = sizeof(Vector) / sizeof(uint32_t);
+  [[maybe_unused]] constexpr size_t kCount = sizeof(Vector) / sizeof(uint32_t);
 #if defined(__clang__)
   return shuffle_lanes(x, y, order, __make_integer_seq<LaneList, size_t, kCount>{});
 #else
