@@ -151,7 +151,7 @@ std::vector<std::string> warnings_of(const Calibration& chosen) {
   if (trust.undecided > 0) {
     warnings.push_back(fmt::format(
         "gamma {:.6g} lies within 2 standard errors of the similarity of {} of {} heads (largest "
-        "standard error {}, fewest step pairs {}), so another sample may decide differently. HINT: "
+        "standard error {}, fewest step pairs {}): another sample may decide differently. HINT: "
         "use more prompts, or a gamma with more distance",
         chosen.gamma, trust.undecided, trust.measured,
         std::isnan(trust.largest_error) ? "-" : fmt::format("{:.3g}", trust.largest_error),

@@ -120,6 +120,16 @@ def row_end(dataset, row):
     return end
 
 
+def index_is_cut(path, name, row):
+    """Whether HDF5 itself can't find the chunks of a row: what finds them may lie after the row's bytes."""
+    with h5py.File(path, "r", swmr=True) as file:
+        try:
+            row_end(file[name], row)
+        except (OSError, RuntimeError, ValueError):
+            return True
+    return False
+
+
 def per_row(file):
     names = []
     file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset)
@@ -160,7 +170,8 @@ def test_repair_keeps_exactly_the_rows_whose_data_is_in_the_file(folder):
                 assert lost["committed_rows"] == rows
                 assert kept["run/complete"][0] == 0
                 # No further row could be kept, and a sequence that lost rows is not whole.
-                lacking = [name for name in per_row(source) if row_end(source[name], count) > end]
+                lacking = [name for name in per_row(source)
+                           if row_end(source[name], count) > end or index_is_cut(cut, name, count)]
                 assert lacking or "/frames/" in err or "/cache/" in err, (percent, count, err)
                 owners = set(source["/steps/sequence"][count:rows].tolist())
                 for sequence in owners & set(range(kept["sequences/aborted"].size)):
