@@ -99,12 +99,12 @@ has_cmake() {
 
 # CMake and Ninja in a folder of the cache, in front of PATH.
 install_cmake() {
-  local tools="$CACHE/cmake-$CMAKE_VERSION"
+  local tools="$CACHE/cmake-$PYPI_CMAKE_VERSION"
   ! has_cmake "$PATH" || return 0
   if [ ! -f "$tools/.complete" ]; then
-    note "CMake $CMAKE_VERSION and Ninja from PyPI into $CACHE"
+    note "CMake $PYPI_CMAKE_VERSION and Ninja from PyPI into $CACHE"
     "$PYTHON" -m pip install --quiet --no-deps --retries 2 --disable-pip-version-check --target "$WORK/cmake" \
-      "cmake==$CMAKE_VERSION" "ninja==$NINJA_VERSION" >"$WORK/pip.log" 2>&1 || pip_failed "install CMake and Ninja"
+      "cmake==$PYPI_CMAKE_VERSION" "ninja==$PYPI_NINJA_VERSION" >"$WORK/pip.log" 2>&1 || pip_failed "install CMake and Ninja"
     publish "$WORK/cmake" "$tools"
   fi
   export PATH="$tools/bin:$PATH" PYTHONPATH="$tools${PYTHONPATH:+:$PYTHONPATH}"
