@@ -70,7 +70,16 @@ void run_python_command(const PythonCommand& command, int argc, char** argv) {
   const auto binary = std::filesystem::read_symlink("/proc/self/exe", error);
   auto python = (binary.parent_path() / "python3").string();
   if (error || !std::filesystem::exists(python, error)) python = "python3";  // of PATH
-  std::vector<std::string> words{python, "-m", std::string(command.module)};
+  const std::string script = fmt::format(
+      "import sys\n"
+      "try:\n"
+      "    from {} import main\n"
+      "except ImportError as error:\n"
+      "    sys.exit(f'error: {}: {{sys.executable}}: {{error}}. HINT: pip install . in a clone "
+      "installs the Python package')\n"
+      "sys.exit(main())",
+      command.module, command.name);
+  std::vector<std::string> words{python, "-c", script};
   words.insert(words.end(), argv + std::min(argc, 2), argv + argc);
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());

@@ -49,7 +49,7 @@ inline constexpr std::array<ModuleCommand, 10> kModuleCommands{{
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},
 }};
 
-/// A command of the Python package; `python3 -m` runs it in the environment of this binary.
+/// A command of the Python package: main() of `module`, in the environment of this binary.
 struct PythonCommand {
   std::string_view name;
   std::string_view description;

@@ -332,3 +332,30 @@ torch.cuda.is_available = lambda: False
 print([str(one.message) for one in caught if one.category is RuntimeWarning])
 """ + SPLIT, BLOCKSCOPE_KERNELS=str(copy))
     assert "libblockscope_kernels_cuda.so: can't be loaded" in said and f"works {copy}" in said
+
+
+def test_build_ops_says_what_it_lacks(tmp_path):
+    environment = dict(os.environ, PATH=str(tmp_path))
+    file = tmp_path / "file"
+    file.write_text("")
+    module = [sys.executable, "-m", "blockscope.build_ops"]
+    for arguments, code, words in (
+            (["--jobs", "0"], 2, "--jobs: expected 1 or more, got 0"), (["--frobnicate"], 2, "--frobnicate"),
+            (["-o", str(file / "lib")], 1, "can't be written to"), ([], 1, "expected cmake on PATH, found none")):
+        given = dict(os.environ) if "-o" in arguments else environment
+        done = subprocess.run([*module, *arguments], env=given, capture_output=True, text=True)
+        assert done.returncode == code and words in done.stderr, (arguments, done)
+        assert code == 2 or done.stderr.startswith("error: build-ops: ") and done.stderr.count("\n") == 1, done.stderr
+    assert list(tmp_path.iterdir()) == [file] and file.read_text() == ""
+
+
+def test_the_command_starts_build_ops_in_the_pythons_environment(tmp_path):
+    (tmp_path / "python3").symlink_to(sys.executable)
+    environment = dict(os.environ, PATH=str(tmp_path))
+    command = [os.environ["BLOCKSCOPE_BINARY"], "build-ops", "--help"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "usage: blockscope build-ops" in done.stdout, done
+    del environment["PYTHONPATH"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "No module named 'blockscope'" in done.stderr, done
+    assert done.stderr.startswith("error: build-ops: ") and done.stderr.count("\n") == 1, done.stderr
