@@ -9,7 +9,6 @@
 
 #include <charconv>
 #include <filesystem>
-#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -133,14 +132,13 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
 
 namespace {
 
-/// The free bytes of an allocator's device. torch before 2.10 does not report them. Then no run is
-/// refused in advance, and a full device ends the run.
+/// The free bytes of an allocator's device; 0 if torch (before 2.10) does not report them.
 template <typename Allocator>
 int64_t free_memory(Allocator& allocator, at::DeviceIndex index) {
   if constexpr (requires { allocator.getMemoryInfo(index); }) {
     return static_cast<int64_t>(allocator.getMemoryInfo(index).first);
   }
-  return std::numeric_limits<int64_t>::max();
+  return 0;
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
 /// process only its own GPU.
 int gpu_of_rank(std::optional<int64_t> local_rank, int devices);
 
-/// The free memory of a device other than the CPU, in bytes.
+/// The free memory of a device other than the CPU, in bytes; 0 if torch does not report it.
 int64_t free_device_memory(at::Device device);
 
 }  // namespace blockscope
