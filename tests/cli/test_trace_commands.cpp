@@ -137,17 +137,22 @@ TEST_F(Diff, OneTokenGivesOneWhateverTheTolerance) {
   EXPECT_THAT(result.out, HasSubstr("2 of 16 differ, first at [6]"));
 }
 
-TEST_F(Diff, AFloatIsComparedWithinTheTolerance) {
-  RunShape shape;
-  shape.change = [](TraceRow& row) {
+/// Changes one external mass of every row.
+std::function<void(TraceRow&)> mass_changed_by(float (*change)(float)) {
+  return [change](TraceRow& row) {
     for (ArraySlice& slice : row.arrays) {
       if (slice.field != Field::external_mass) continue;
       std::vector<float> values(slice.data.size / sizeof(float));
       std::memcpy(values.data(), slice.data.data, slice.data.size);
-      values[1] += 0.25F;
+      values[1] = change(values[1]);
       slice.data = make_buffer(std::move(values));
     }
   };
+}
+
+TEST_F(Diff, AFloatIsComparedWithinTheTolerance) {
+  RunShape shape;
+  shape.change = mass_changed_by([](float mass) { return mass + 0.25F; });
   const auto strict = diff(shape);
   EXPECT_EQ(strict.exit_code, 1);
   EXPECT_THAT(strict.out, HasSubstr("/summary/external_mass"));
@@ -162,15 +167,8 @@ TEST_F(Diff, AFloatIsComparedWithinTheTolerance) {
 
 TEST_F(Diff, TheRelativeToleranceIsOfTheSecondTrace) {
   RunShape shape;
-  shape.change = [](TraceRow& row) {
-    for (ArraySlice& slice : row.arrays) {
-      if (slice.field != Field::external_mass) continue;
-      std::vector<float> values(slice.data.size / sizeof(float));
-      std::memcpy(values.data(), slice.data.data, slice.data.size);
-      values[1] *= 4.0F;  // the difference is 3 |a| = 0.75 |b|
-      slice.data = make_buffer(std::move(values));
-    }
-  };
+  // The difference is 3 |a| = 0.75 |b|.
+  shape.change = mass_changed_by([](float mass) { return 4.0F * mass; });
   EXPECT_EQ(diff(shape, {"--rtol", "0.74"}).exit_code, 1);
   std::filesystem::remove(folder_.file("b.h5"));
   const auto loose = diff(shape, {"--rtol", "0.75"});
