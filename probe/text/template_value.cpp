@@ -99,6 +99,14 @@ std::vector<std::string> split_text(std::string_view text,
   return parts;
 }
 
+std::optional<std::string> change_case(std::string text, bool upper) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) >= 0x80U) return std::nullopt;
+    if (upper ? c >= 'a' && c <= 'z' : c >= 'A' && c <= 'Z') c = static_cast<char>(c ^ 0x20);
+  }
+  return text;
+}
+
 std::optional<std::string> format_local_time(const std::string& format) {
   constexpr std::string_view kDirectives = "aAbBdHIjmMpSyY%";
   const std::time_t now = std::time(nullptr);

@@ -54,6 +54,10 @@ std::vector<std::string> split_text(std::string_view text,
                                     const std::optional<std::string>& separator,
                                     std::size_t most = std::numeric_limits<std::size_t>::max());
 
+/// Python's str.lower and str.upper; nullopt for other than ASCII, where they need Unicode's
+/// tables.
+std::optional<std::string> change_case(std::string text, bool upper);
+
 /// Python's datetime.now().strftime(format), in English. nullopt for a directive whose result
 /// depends on the platform.
 std::optional<std::string> format_local_time(const std::string& format);

@@ -271,6 +271,9 @@ TEST(ChatTemplate, BoundsTheWorkOfATemplate) {
       long_text +
           "{% set a = [1,1,1,1,1,1,1,1,1,1] %}{% for x in a %}{% for y in a %}"
           "{% if 'y' in s %}{% endif %}{% endfor %}{% endfor %}",
+      long_text + "{% set t = s ~ '' %}" + repeated("{% if s == t %}{% endif %}", 40),
+      "{% set s = 'x x ' %}" + repeated("{% set s = s ~ s %}", 14) +
+          "{% set a = s.split() %}{% for i in a %}{% if 'y' in a %}{% endif %}{% endfor %}",
       "{% set a = messages[0].content.split('o') %}" + repeated("{% for x in a %}", 20) +
           std::string(4096, 'x') + repeated("{% endfor %}", 20)};
   for (const std::string& text : texts) {
