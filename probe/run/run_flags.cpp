@@ -45,16 +45,16 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("model", flags.model, "Checkpoint folder, or a model id in the local hub cache")
       ->required();
   flags.asked_revision =
-      app.add_option("--revision", flags.revision, "Revision of a model id")->capture_default_str();
+      app.add_option("--revision", flags.revision, "Use this revision of a model id")
+          ->capture_default_str();
   app.add_option("--dtype", flags.dtype, "auto (the checkpoint's), float32, bfloat16, float16")
       ->capture_default_str();
-  app.add_option("--device", flags.device,
-                 "Where the model runs: cpu, cuda (with several ranks: each its own GPU) or cuda:N")
+  app.add_option("--device", flags.device, "Run on cpu, cuda (each rank on its own GPU) or cuda:N")
       ->capture_default_str();
   add_ranks_option(app, flags.ranks);
-  app.add_option("--mask-token-id", flags.overrides.mask_token_id, "Overrides the mask token id")
+  app.add_option("--mask-token-id", flags.overrides.mask_token_id, "Override the mask token id")
       ->check(whole_number(0));
-  app.add_option("--block-length", flags.overrides.block_length, "Overrides the block length B")
+  app.add_option("--block-length", flags.overrides.block_length, "Override the block length B")
       ->check(whole_number(1));
   add_threads_option(app, flags.threads);
   less_usual(app, "Model", {"--revision", "--ranks", "--mask-token-id"});
@@ -175,31 +175,32 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
     app.add_option(name, value, text)->check(range)->capture_default_str();
   };
   add("--gen-length", flags.gen_length, whole_number(1),
-      "Positions to generate; the last block is completed. Fast-dLLM v2: max_new_tokens, including "
-      "left-over prompt tokens");
+      "Generate this many positions and complete the last block. Fast-dLLM v2: max_new_tokens, "
+      "including left-over prompt tokens");
   app.add_option("--strategy", flags.strategy,
                  choice_option_help("strategy", names_of(strategy_table())))
       ->capture_default_str();
   add("--denoising-steps", flags.denoising_steps, whole_number(0),
-      "Largest number of denoising steps per block (0: the block length)");
+      "Take at most this many denoising steps per block (0: the block length)");
   app.add_option("--cache", flags.cache,
                  choice_option_help("cache", names_of(cache_table())) +
                      " (default: one without approximation)");
   add("--sub-block-length", flags.sub_block_length, whole_number(0),
-      "Fast-dLLM v2: length of a sub-block, a divisor of the block length (0: its greatest common "
-      "divisor with 8)");
+      "Use sub-blocks of this length, a divisor of the block length, for Fast-dLLM v2 (0: the "
+      "greatest common divisor with 8)");
   add("--temperature", flags.sampling.temperature, real_number(0.0, kAnyReal),
-      "Sampling temperature; 0: greedy");
+      "Sample at this temperature; 0: greedy");
   add("--top-k", flags.sampling.top_k, whole_number(0),
       "Sample from the k most probable tokens; 0: off");
   add("--top-p", flags.sampling.top_p, real_number(0.0, 1.0, false),
       "Sample from the smallest set of tokens with this probability; 1: off");
-  add("--seed", flags.sampling.seed, whole_number(0, kLargestSeed), "Seed of the random streams");
-  app.add_option("--stop-id", flags.stop_ids, "Stop token ids (default: the checkpoint's)")
+  add("--seed", flags.sampling.seed, whole_number(0, kLargestSeed),
+      "Seed the random streams with this");
+  app.add_option("--stop-id", flags.stop_ids, "Stop at these token ids (default: the checkpoint's)")
       ->check(whole_number(0));
   app.add_flag("--no-stop", flags.no_stop, "Ignore stop tokens");
-  app.add_flag("--no-graphs", flags.no_graphs, "On a GPU: do not run steps as CUDA graphs");
-  add("--batch-size", flags.batch_size, whole_number(1), "Prompts decoded together");
+  app.add_flag("--no-graphs", flags.no_graphs, "Do not run steps as CUDA graphs on a GPU");
+  add("--batch-size", flags.batch_size, whole_number(1), "Decode this many prompts together");
   less_usual(app, "Decoding",
              {"--sub-block-length", "--top-k", "--top-p", "--seed", "--stop-id", "--no-stop",
               "--no-graphs"});

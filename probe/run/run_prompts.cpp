@@ -84,15 +84,17 @@ void check_needed(const CLI::App& command, const PromptSet& set, const ChatTempl
 
 void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
   flags.command = &app;
-  app.add_option("--prompt", flags.prompts, "Prompt text (may be given more than once)");
-  app.add_option("--prompts", flags.file,
-                 "JSONL file: prompt, messages or input_ids; id, task, answer, metric, gen_length");
-  app.add_option("--input-ids", flags.input_ids, "Token ids separated by commas");
+  app.add_option("--prompt", flags.prompts, "Decode this prompt (may be given more than once)");
+  app.add_option(
+      "--prompts", flags.file,
+      "Decode the lines of a JSONL file: prompt, messages or input_ids; id, task, answer, "
+      "metric, gen_length");
+  app.add_option("--input-ids", flags.input_ids, "Decode these token ids, separated by commas");
   app.add_option("--metric", flags.metric,
                  "Metric of lines that name none: exact_match, contains, f1, rouge_l, "
                  "edit_similarity")
       ->capture_default_str();
-  app.add_option("--limit", flags.limit, "Only the first n prompts (0: all)")
+  app.add_option("--limit", flags.limit, "Decode only the first n prompts (0: all)")
       ->check(whole_number(0))
       ->capture_default_str();
   app.add_flag("--chat", flags.chat, "Put --prompt texts into the checkpoint's chat template");
