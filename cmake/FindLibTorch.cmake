@@ -77,7 +77,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch_cpu)
   # Wheels since 2.7 use the C++11 ABI; an older or special build would fail at link time.
   target_compile_definitions(LibTorch::torch_cpu INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
   # at::parallel_for is an OpenMP loop in a header. The wheel's libgomp has the soname of GCC's
-  # (libgomp.so.1), so a process loads one OpenMP runtime, whichever is found first.
+  # (libgomp.so.1), so a process loads one OpenMP runtime, whichever is found first. clang's libomp
+  # stands before libtorch and also has libgomp's functions, so it serves both.
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(LibTorch::torch_cpu INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
     file(GLOB _torch_gomp "${_torch_lib_dir}/libgomp*.so*")
@@ -86,6 +87,15 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch_cpu)
       target_link_libraries(LibTorch::torch_cpu INTERFACE "${_torch_gomp}")
     else()
       target_link_options(LibTorch::torch_cpu INTERFACE -fopenmp)
+    endif()
+  else()
+    find_package(OpenMP COMPONENTS CXX)
+    if(OpenMP_CXX_FOUND)
+      target_link_libraries(LibTorch::torch_cpu INTERFACE OpenMP::OpenMP_CXX)
+    else()
+      message(WARNING "No OpenMP for ${CMAKE_CXX_COMPILER}: Blockscope's operators will run on one "
+        "thread. Install clang's OpenMP (Debian: libomp-dev, conda: llvm-openmp), then configure "
+        "again.")
     endif()
   endif()
   # Its headers need those of the CUDA toolkit. The kernels need nothing of libtorch_cuda.so.

@@ -48,48 +48,6 @@ MetricResult to_result(const nb::dict& item) {
   return result;
 }
 
-/// The drawings of this metric; some metrics have none.
-std::vector<Figure> figures_of(const MetricResult& result) {
-  std::vector<Figure> figures;
-  const auto add = [&](std::optional<ReportFigure> figure) {
-    if (figure) figures.push_back(std::move(figure->figure));
-  };
-  const std::string& metric = result.metric;
-  if (metric == "similarity") {
-    for (ReportFigure& figure : head_similarity(result))
-      figures.push_back(std::move(figure.figure));
-    add(similarity_over_steps(result));
-  } else if (metric == "external_mass") {
-    add(external_mass_map(result));
-  } else if (metric == "reuse_error") {
-    add(reuse_error_by_layer(result));
-  } else if (metric == "recall") {
-    add(recall_over_steps(result));
-  } else if (metric == "union_size") {
-    add(union_sizes(result));
-  } else if (metric == "est_acc") {
-    add(estimation_accuracy(result));
-  } else if (metric == "selection") {
-    add(selection_over_steps(result));
-  } else if (metric == "cache") {
-    add(cache_rows_map(result));
-    add(cache_rows_over_steps(result));
-    add(cache_staleness(result));
-  } else if (metric == "router") {
-    add(router_usage_map(result));
-    add(router_agreement(result));
-  } else if (metric == "draft") {
-    add(draft_lengths(result));
-    add(draft_positions(result));
-    add(draft_reasons(result));
-    add(draft_speedup(result));
-  } else if (metric == "decoding") {
-    add(decoding_over_steps(result));
-    add(settled_map(result));
-  }
-  return figures;
-}
-
 nb::list figures(const nb::dict& item, std::size_t threads, const nb::bytes& gnuplot,
                  const nb::bytes& search_path) {
   const std::vector<Figure> drawings = figures_of(to_result(item));

@@ -88,4 +88,7 @@ std::optional<ReportTable> decoding_means(const MetricResult& result);
 std::optional<ReportFigure> decoding_over_steps(const MetricResult& result);
 std::optional<ReportFigure> settled_map(const MetricResult& result);
 
+/// All drawings of a metric's result; some metrics have none.
+std::vector<Figure> figures_of(const MetricResult& result);
+
 }  // namespace blockscope

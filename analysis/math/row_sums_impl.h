@@ -4,7 +4,7 @@
 #pragma once
 
 #include "analysis/math/row_products.h"
-#include "analysis/math/shuffle_impl.h"
+#include "kernels/simd/shuffle_impl.h"
 
 namespace blockscope {
 namespace {

@@ -20,16 +20,30 @@ struct MetricOptions {
   bool from_summary = false;                     ///< read /summary even if the trace has the arrays
 };
 
+/// An array of a metric's result that the viewer shows by layer, head and step.
+struct MetricView {
+  const char* label;            ///< for people
+  const char* array;            ///< its name in the MetricResult
+  const char* unit;             ///< for people
+  const char* level = nullptr;  ///< lowest --record level; nullptr: the metric's
+  /// The shown element of other axes: the largest "k", the "tau" given here, the first "estimator".
+  double tau = 0.0;
+  /// The array of the mean over all steps; nullptr: the mean of `array`.
+  const char* by_head = nullptr;
+};
+
 struct MetricInfo {
   std::string name;         ///< "similarity"
   std::string description;  ///< one line
   std::string level;        ///< lowest --record level: "summary", "sets", "outputs", "full"
-  bool by_default = true;   ///< in `analyze` without --metric, if the trace has the level
+  /// In `analyze` without --metric and in reports, if the trace has the level.
+  bool by_default = true;
   std::vector<std::string_view> reads;  ///< flags of `analyze` with MetricOptions that it uses
   std::function<std::unique_ptr<StepMetric>(const MetricOptions&)> make;
   /// The dataset that the metric describes; unset: all traces have it. By default, the metric is
   /// neither run nor mentioned for traces without this dataset.
   std::optional<Field> only_with = std::nullopt;
+  std::vector<MetricView> views = {};  ///< what the viewer's panels offer
 };
 
 const std::vector<MetricInfo>& all_metrics();

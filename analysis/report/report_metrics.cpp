@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/metrics.h"
@@ -11,11 +10,6 @@
 
 namespace blockscope {
 namespace {
-
-/// The metrics of the page. Others would only cost time.
-constexpr std::array kShown{
-    "similarity",       "external_mass", "reuse_error", "recall", "union_size", "est_acc",
-    "query_statistics", "decoding",      "selection",   "router", "cache",      "draft"};
 
 /// Why the metric can't be computed from these traces; empty if it can.
 std::string obstacle(const MetricInfo& metric, const TraceGroup& traces) {
@@ -62,7 +56,7 @@ ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
   }
   std::vector<std::unique_ptr<StepMetric>> metrics;
   for (const MetricInfo& metric : all_metrics()) {
-    if (std::ranges::find(kShown, metric.name) == kShown.end()) continue;
+    if (!metric.by_default) continue;
     if (metric.name == std::string("query_statistics") && !backbone.empty()) continue;  // included
     if (!applies(metric, traces)) continue;
     const std::string reason = obstacle(metric, traces);

@@ -26,7 +26,7 @@ inline Vec add_products(Float32, Vec sum, __m512i weight, __m512i x) {
 
 #if defined(__AVX512BF16__)
 inline Vec add_products(BFloat16, Vec sum, __m512i weight, __m512i x) {
-  return _mm512_dpbf16_ps(sum, bits<__m512bh>(weight), bits<__m512bh>(x));
+  return add_pair_products(sum, weight, x);
 }
 #endif
 

@@ -23,7 +23,7 @@ inline Vec multiply_add(float a, Vec b, Vec c) { return broadcast(a) * b + c; }
 
 inline Vec multiply_add_pair(float a, Vec b, Vec c) {
 #if defined(__AVX512BF16__)
-  return _mm512_dpbf16_ps(c, bits<__m512bh>(broadcast(a)), bits<__m512bh>(b));
+  return add_pair_products(c, broadcast(a), b);
 #else
   return multiply_add(a, b, c);
 #endif
@@ -142,13 +142,14 @@ void accumulate(Element, const float* weights, const float* packed_values, const
 
 // --- softmax
 
+template <size_t Step = 1>
 inline float max_lane(Vec v) {
-#pragma GCC unroll 4
-  for (int step = 1; step < kLanes; step *= 2) {
-    const Vec other = __builtin_shuffle(v, lane_index() ^ step);
-    v = larger(v, other);
+  if constexpr (Step < kLanes) {
+    const Vec other = shuffle(v, v, [](size_t lane) { return lane ^ Step; });
+    return max_lane<2 * Step>(larger(v, other));
+  } else {
+    return v[0];
   }
-  return v[0];
 }
 
 // One row of softmax, with its scores in registers. kWhole: a full tile with all keys visible.

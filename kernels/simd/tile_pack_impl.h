@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "kernels/simd/shuffle_impl.h"
 #include "kernels/simd/tile_kernels.h"
 #include "kernels/simd/vectors_impl.h"
 
@@ -43,19 +44,16 @@ inline int64_t depth_of(Element element, int64_t dim) {
 
 // Perfect shuffles: log2(kLanes) rounds of interleaving row i with row i + kLanes / 2 transpose.
 inline void transpose(Vec* rows) {
-  VecI low{};
-  VecI high{};
-  for (int i = 0; i < kLanes; ++i) {
-    low[i] = i / 2 + (i % 2) * static_cast<int>(kLanes);
-    high[i] = low[i] + static_cast<int>(kLanes) / 2;
-  }
+  constexpr size_t kCount = kLanes;
+  const auto low = [](size_t lane) { return lane / 2 + lane % 2 * kCount; };
+  const auto high = [](size_t lane) { return (lane + kCount) / 2 + lane % 2 * kCount; };
 #pragma GCC unroll 4
   for (int round = 1; round < kLanes; round *= 2) {
     Vec next[kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
+      next[2 * i] = shuffle(rows[i], rows[i + kLanes / 2], low);
+      next[2 * i + 1] = shuffle(rows[i], rows[i + kLanes / 2], high);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) rows[i] = next[i];

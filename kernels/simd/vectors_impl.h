@@ -52,6 +52,19 @@ inline To bits(From from) {
   return to;
 }
 
+#if defined(__AVX512BF16__)
+/// sum + a * b for the pairs of bfloat16 in each lane of `a` and `b`.
+template <class Pairs>
+inline Vec add_pair_products(Vec sum, Pairs a, Pairs b) {
+#if defined(__clang__)
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));  // clang 16 crashes on the intrinsic
+  return sum;
+#else
+  return _mm512_dpbf16_ps(sum, bits<__m512bh>(a), bits<__m512bh>(b));
+#endif
+}
+#endif
+
 // --- loads: one vector of depth units, as float32
 
 struct LoadFloat32 {

@@ -132,11 +132,12 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
 
 namespace {
 
-/// The free bytes of an allocator's device; 0 if torch (before 2.10) does not report them.
-template <typename Allocator>
-int64_t free_memory(Allocator& allocator, at::DeviceIndex index) {
-  if constexpr (requires { allocator.getMemoryInfo(index); }) {
-    return static_cast<int64_t>(allocator.getMemoryInfo(index).first);
+/// The free bytes of a device; 0 if torch (before 2.10) does not report them. A template, because
+/// torch 2.8 lacks the first function too.
+template <typename DeviceType>
+int64_t free_memory(DeviceType type, at::DeviceIndex index) {
+  if constexpr (requires { getDeviceAllocator(type)->getMemoryInfo(index); }) {
+    return static_cast<int64_t>(getDeviceAllocator(type)->getMemoryInfo(index).first);
   }
   return 0;
 }
@@ -144,7 +145,7 @@ int64_t free_memory(Allocator& allocator, at::DeviceIndex index) {
 }  // namespace
 
 int64_t free_device_memory(at::Device device) {
-  return free_memory(*c10::getDeviceAllocator(device.type()), device.index());
+  return free_memory(device.type(), device.index());
 }
 
 }  // namespace blockscope

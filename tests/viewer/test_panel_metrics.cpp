@@ -28,12 +28,12 @@ MetricResult compute(const std::string& metric) {
 
 TEST(PanelMetric, EveryChoiceIsInItsResult) {
   const TraceMeta meta = meta_of_trace();
-  for (const PanelMetric& choice : kPanelMetrics) {
-    SCOPED_TRACE(choice.label);
-    if (std::string_view(choice.metric) == "selection") continue;  // test_step_keys.cpp
+  for (const PanelMetric& choice : panel_metrics()) {
+    SCOPED_TRACE(choice.view.label);
+    if (choice.metric == "selection") continue;  // test_step_keys.cpp
     ASSERT_FALSE(lacks(meta, choice)) << "the frozen trace has all levels";
     const MetricResult result = compute(choice.metric);
-    const ResultArray* array = result.find(choice.array);
+    const ResultArray* array = result.find(choice.view.array);
     ASSERT_NE(array, nullptr);
     const SimilarityMatrix grid = head_grid(result, choice, meta);
     ASSERT_EQ(grid.values.size(), meta.layers.size() * meta.heads.size());
@@ -51,9 +51,9 @@ TEST(PanelMetric, EveryChoiceIsInItsResult) {
 TEST(PanelMetric, ATauThatTheTraceLacksHasNoValues) {
   const TraceMeta meta = meta_of_trace();
   const MetricResult result = compute("reuse_error");
-  PanelMetric choice = kPanelMetrics[5];
-  ASSERT_STREQ(choice.metric, "reuse_error");
-  choice.tau = 99.0;
+  PanelMetric choice = panel_metrics()[panel_metric("relative_l2")];
+  ASSERT_EQ(choice.metric, "reuse_error");
+  choice.view.tau = 99.0;
   for (const float value : head_grid(result, choice, meta).values) EXPECT_TRUE(std::isnan(value));
   for (const HeadCurve& curve : head_curves(means_by_step(result, choice), meta).curves) {
     EXPECT_TRUE(curve.steps.empty());
@@ -66,7 +66,7 @@ TEST(PanelMetric, CurvesOfKeyValueHeadsStandAtTheirGroup) {
   const ResultArray& recall = result.array("recall");  // layer, kv_head, step, k
   const std::size_t last_k = recall.axes[3].size() - 1;
   const std::int64_t group = meta.num_heads / meta.num_kv_heads;
-  const HeadCurves curves = head_curves(means_by_step(result, kPanelMetrics[kRecall]), meta);
+  const HeadCurves curves = head_curves(means_by_step(result, panel_metrics()[panel_metric("recall")]), meta);
   for (std::size_t layer = 0; layer < meta.layers.size(); ++layer) {
     for (std::size_t head = 0; head < meta.heads.size(); ++head) {
       const auto kv = static_cast<std::size_t>(

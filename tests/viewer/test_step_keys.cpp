@@ -161,19 +161,19 @@ TEST_F(StepKeysOfATrace, TheMetricsOfSparsePoliciesNeedOne) {
   const TraceMeta sparse = reader_->info().meta;
   const TraceMeta exact = TraceReader(testing::kFrozenTrace).info().meta;
   std::size_t found = 0;
-  for (const PanelMetric& choice : kPanelMetrics) {
+  for (const PanelMetric& choice : panel_metrics()) {
     if (std::string_view(choice.metric) != "selection") continue;
-    SCOPED_TRACE(choice.label);
+    SCOPED_TRACE(choice.view.label);
     ++found;
     EXPECT_THAT(lacks(exact, choice).value_or(""), HasSubstr("--policy mage"));
-    if (std::string_view(choice.level) == "full") {
+    if (choice.level == "full") {
       EXPECT_THAT(lacks(sparse, choice).value_or(""), HasSubstr("--record full"));
       continue;
     }
     EXPECT_FALSE(lacks(sparse, choice).has_value());
     const float value = head_grid(metric, choice, sparse).values.at(0);
     // Step 3 read nothing: it counts in what was covered and in the error, and has no set.
-    EXPECT_NEAR(value, std::string_view(choice.array) == "block_accuracy" ? 2.0 / 3.0 : 0.25, 1e-6);
+    EXPECT_NEAR(value, std::string_view(choice.view.array) == "block_accuracy" ? 2.0 / 3.0 : 0.25, 1e-6);
   }
   EXPECT_EQ(found, 4U);
 }

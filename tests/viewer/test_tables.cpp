@@ -34,7 +34,7 @@ TEST(Tables, GridsNameTheModelsLayersAndHeads) {
   meta.layers = {2, 5};
   meta.heads = {0, 3};
   const auto grid = with_range({2, 2, {0.5F, 1.0F, std::nanf(""), 0.25F}});
-  EXPECT_EQ(heads_table(*grid, kPanelMetrics[0], meta).text(),
+  EXPECT_EQ(heads_table(*grid, panel_metrics()[0], meta).text(),
             "layer,head,similarity of A_out [cosine]\n2,0,0.5\n2,3,1\n5,0,\n5,3,0.25\n");
 }
 

@@ -71,7 +71,7 @@ const char* name_of(TokenState state) {
 CsvTable compared_heads_table(const MetricComparison& data, const PanelMetric& choice,
                               const TraceMeta& meta_a, const TraceMeta& meta_b) {
   const auto side = [&](const char* name) {
-    return fmt::format("{}: {} [{}]", name, choice.label, choice.unit);
+    return fmt::format("{}: {} [{}]", name, choice.view.label, choice.view.unit);
   };
   CsvTable table({"layer", "head", side("A"), side("B"), side("B - A")});
   for (const std::int64_t layer : united(meta_a.layers, meta_b.layers)) {
@@ -88,7 +88,7 @@ CsvTable compared_steps_table(const MetricComparison& data, const PanelMetric& c
   const ResultArray& named = data.by_step_a.axes.size() == 3 ? data.by_step_a : data.by_step_b;
   const std::string head = named.axes.size() == 3 ? named.axes[1].name : "head";
   const auto side = [&](const char* name) {
-    return fmt::format("{}: {} [{}]", name, choice.label, choice.unit);
+    return fmt::format("{}: {} [{}]", name, choice.view.label, choice.view.unit);
   };
   CsvTable table({"layer", head, "step", side("A"), side("B"), side("B - A")});
   const auto a = by_coordinates(data.by_step_a);

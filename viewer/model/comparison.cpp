@@ -181,7 +181,7 @@ Data<MetricComparison> compare_metric(ViewModel& model, std::size_t choice, Comp
       [a = model.selection().trace, b = *other, choice, scope, sequence](OpenTraces& traces,
                                                                          JobControl& control) {
         return compute_comparison(open_trace(traces, a), open_trace(traces, b),
-                                  kPanelMetrics[choice], scope, sequence, control);
+                                  panel_metrics()[choice], scope, sequence, control);
       });
 }
 

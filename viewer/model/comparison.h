@@ -49,7 +49,7 @@ enum class CompareScope { everything, matched, sequence };
 
 /// All of these are `loading` while ViewModel::other_trace() is unset.
 Data<PairPayload> compare_pair(ViewModel& model);
-/// Metric `choice` of kPanelMetrics. The scope is all rows, the sequences of both traces, or the
+/// Metric `choice` of panel_metrics(). The scope is all rows, the sequences of both traces, or the
 /// selected sequence and its partner.
 Data<MetricComparison> compare_metric(ViewModel& model, std::size_t choice, CompareScope scope);
 /// The selected sequence and its partner.

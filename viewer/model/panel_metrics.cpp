@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <string_view>
 
 #include "analysis/metrics/union_size.h"
@@ -33,8 +34,8 @@ ResultArray shown_part(ResultArray array, const PanelMetric& choice) {
   }
   if (array.has_axis("tau")) {
     const auto& taus = array.axes[array.axis("tau")].index;
-    if (std::ranges::find(taus, choice.tau) == taus.end()) return {};
-    array = select(array, "tau", {choice.tau});
+    if (std::ranges::find(taus, choice.view.tau) == taus.end()) return {};
+    array = select(array, "tau", {choice.view.tau});
   }
   if (array.has_axis("estimator")) {
     array = first_of_axis(array, "estimator");
@@ -86,35 +87,58 @@ HeadCurve curve_from(const ResultArray& means, const std::vector<double>& steps,
 }
 
 std::string with_unit(const PanelMetric& choice) {
-  return fmt::format("{} [{}]", choice.label, choice.unit);
+  return fmt::format("{} [{}]", choice.view.label, choice.view.unit);
+}
+
+std::vector<PanelMetric> make_panel_metrics() {
+  std::vector<PanelMetric> all;
+  for (const MetricInfo& metric : all_metrics()) {
+    for (const MetricView& view : metric.views) {
+      all.push_back({metric.name, view.level == nullptr ? metric.level : view.level, view});
+    }
+  }
+  return all;
 }
 
 }  // namespace
 
+const std::vector<PanelMetric>& panel_metrics() {
+  static const std::vector<PanelMetric> all = make_panel_metrics();
+  return all;
+}
+
+std::size_t panel_metric(std::string_view array) {
+  const std::vector<PanelMetric>& all = panel_metrics();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].view.array == array) return i;
+  }
+  throw std::out_of_range(fmt::format("no panel shows the array {}", array));
+}
+
 std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choice) {
   if (meta.level < parse_record_level(choice.level)) {
     return fmt::format("This trace has level '{}'. {} needs a trace captured with --record {}.",
-                       to_string(meta.level), choice.label, choice.level);
+                       to_string(meta.level), choice.view.label, choice.level);
   }
-  const bool sparse = std::string_view(choice.metric) == "selection";
+  const bool sparse = choice.metric == "selection";
   if (sparse && (meta.selected_size == 0 || !meta.has_shadow)) {
     return fmt::format(
         "This trace lacks a sparse policy's sets or the exact ones. {} needs a trace captured with "
         "a sparse policy and --shadow, such as --policy mage,k=512 --shadow.",
-        choice.label);
+        choice.view.label);
   }
   return std::nullopt;
 }
 
 ResultArray means_by_head(const MetricResult& result, const PanelMetric& choice) {
-  const ResultArray* array = result.find(choice.by_head != nullptr ? choice.by_head : choice.array);
+  const ResultArray* array = result.find(choice.view.by_head != nullptr ? choice.view.by_head : choice.view.array);
   if (array == nullptr) return {};
   const ResultArray shown = shown_part(*array, choice);
   return shown.axes.empty() ? ResultArray{} : mean_over_others(shown, layer_and_head(shown));
 }
 
 ResultArray means_by_step(const MetricResult& result, const PanelMetric& choice) {
-  const ResultArray* array = result.find(choice.array);
+  const ResultArray* array = result.find(choice.view.array);
   if (array == nullptr || !array->has_axis("step")) return {};
   const ResultArray shown = shown_part(*array, choice);
   if (shown.axes.empty()) return {};

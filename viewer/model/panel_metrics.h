@@ -2,53 +2,30 @@
 // cell or a curve per query head, a curve per set size, the distribution of union sizes.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "analysis/metrics/metrics.h"
 #include "analysis/results/metric_result.h"
 #include "viewer/model/csv_table.h"
 #include "viewer/model/view_model.h"
 
 namespace blockscope {
 
+/// A MetricView with the name and the level of its metric (analysis/metrics/metrics.h).
 struct PanelMetric {
-  const char* label;   ///< for people
-  const char* metric;  ///< name in analysis/metrics/metrics.h
-  const char* array;   ///< array of the MetricResult with layers, heads and steps
-  const char* unit;
-  const char* level;  ///< least --record level
-  /// The shown element of other axes: the largest "k", the "tau" given here, the first "estimator".
-  double tau = 0.0;
-  /// The array of the mean over all steps; nullptr: the mean of `array`.
-  const char* by_head = nullptr;
+  std::string metric;
+  std::string level;  ///< lowest --record level
+  MetricView view;
 };
 
-inline constexpr std::array<PanelMetric, 16> kPanelMetrics = {{
-    {"similarity of A_out", "similarity", "similarity_external", "cosine", "summary"},
-    {"similarity of A_in", "similarity", "similarity_internal", "cosine", "summary"},
-    {"external mass", "external_mass", "external_mass", "share", "summary"},
-    {"recall of step 1's set", "recall", "recall", "share", "sets"},
-    {"union size", "union_size", "union_size", "|union| / k", "sets"},
-    {"reuse error, tau 2", "reuse_error", "relative_l2", "relative L2", "summary", 2.0,
-     "relative_l2_head"},
-    {"EstAcc of step 1", "est_acc", "est_acc", "share", "full"},
-    {"query gap to step 1", "query_statistics", "query_gap", "relative L2", "summary"},
-    {"similarity of queries", "similarity_states", "similarity_query", "cosine", "outputs"},
-    {"similarity of keys", "similarity_states", "similarity_key", "cosine", "outputs"},
-    {"similarity of values", "similarity_states", "similarity_value", "cosine", "outputs"},
-    {"similarity of hidden", "similarity_states", "similarity_hidden", "cosine", "outputs"},
-    {"block accuracy", "selection", "block_accuracy", "share", "sets"},
-    {"token accuracy", "selection", "token_accuracy", "share", "full"},
-    {"probability read", "selection", "covered", "share", "summary"},
-    {"output error", "selection", "output_error", "relative L2", "summary"},
-}};
-inline constexpr std::size_t kSimilarityExternal = 0;
-inline constexpr std::size_t kSimilarityInternal = 1;
-inline constexpr std::size_t kRecall = 3;
-inline constexpr std::size_t kUnionSize = 4;
+/// The views of all metrics; the panels know them by their index.
+const std::vector<PanelMetric>& panel_metrics();
+/// Index of the view of this array. Throws std::out_of_range if there is none.
+std::size_t panel_metric(std::string_view array);
 
 /// Why a trace can't have the metric, for the user: its level, or sets of a sparse policy without
 /// those of exact attention. nullopt if it can.

@@ -91,9 +91,9 @@ void draw_compared_heads(PanelContext& context) {
   const TraceMeta& meta_a = context.model.overview()->info.meta;
   const auto b = context.model.other_trace();
   const TraceMeta& meta_b = b ? context.model.documents()[*b].overview->info.meta : meta_a;
-  const PanelMetric& choice = kPanelMetrics[state.metric];
+  const PanelMetric& choice = panel_metrics()[state.metric];
   HeatmapPlot plot;
-  plot.unit = choice.unit;
+  plot.unit = choice.view.unit;
   // A and B share one range. The difference has its own, with 0 in the middle.
   if (both.grid_a && both.grid_b) {
     plot.low = std::min(both.grid_a->low, both.grid_b->low);
@@ -131,7 +131,7 @@ void draw_compared_steps(PanelContext& context) {
   const auto data = compare_metric(model, state.metric, state.scope);
   if (!ready_or_explain(data)) return;
   const MetricComparison& both = *data.value;
-  const PanelMetric& choice = kPanelMetrics[state.metric];
+  const PanelMetric& choice = panel_metrics()[state.metric];
   for (const auto& [side, problem] :
        {std::pair("A", &both.problem_a), std::pair("B", &both.problem_b)}) {
     if (!problem->empty()) explain_missing(fmt::format("{}: {}", side, *problem));
@@ -144,10 +144,10 @@ void draw_compared_steps(PanelContext& context) {
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const bool has_difference = !both.by_step_difference.axes.empty();
   const float height = has_difference ? space.y * 0.6F : space.y;
-  const std::string title = fmt::format("{}, layer {}, head {}###compare-curves", choice.label,
+  const std::string title = fmt::format("{}, layer {}, head {}###compare-curves", choice.view.label,
                                         meta.layers[at.layer], meta.heads[at.head]);
   if (ImPlot::BeginPlot(title.c_str(), ImVec2(space.x, height))) {
-    ImPlot::SetupAxes("step in block", choice.unit, ImPlotAxisFlags_AutoFit,
+    ImPlot::SetupAxes("step in block", choice.view.unit, ImPlotAxisFlags_AutoFit,
                       ImPlotAxisFlags_AutoFit);
     whole_numbers(ImAxis_X1);
     ImPlot::SetupLegend(ImPlotLocation_SouthWest);

@@ -131,7 +131,7 @@ std::optional<CsvTable> compare_panel_table(PanelContext& context) {
   const std::optional<std::size_t> other = model.other_trace();
   if (!other) return std::nullopt;
   const CompareState& state = context.state.of<CompareState>();
-  const PanelMetric& choice = kPanelMetrics[state.metric];
+  const PanelMetric& choice = panel_metrics()[state.metric];
   if (state.mode == 2) {
     const auto data = compare_trajectories(model);
     return data.value ? std::optional(compared_tokens_table(*data.value)) : std::nullopt;

@@ -80,8 +80,8 @@ void draw_bars(PanelContext& context, const std::shared_ptr<const MetricPayload>
   const std::size_t layer = context.model.selection().layer;
   if (state.bars_of != data) {
     state.bars_of = data;
-    state.external = head_grid(data->result, kPanelMetrics[kSimilarityExternal], meta);
-    state.internal = head_grid(data->result, kPanelMetrics[kSimilarityInternal], meta);
+    state.external = head_grid(data->result, panel_metrics()[panel_metric("similarity_external")], meta);
+    state.internal = head_grid(data->result, panel_metrics()[panel_metric("similarity_internal")], meta);
   }
   const std::string title = fmt::format("layer {}###bars", meta.layers[layer]);
   if (!begin_plot(title.c_str())) return;
@@ -115,7 +115,7 @@ void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPa
   ViewModel& model = context.model;
   const TraceMeta& meta = model.overview()->info.meta;
   CurvesState& state = context.state.of<CurvesState>();
-  const PanelMetric& choice = kPanelMetrics[state.metric];
+  const PanelMetric& choice = panel_metrics()[state.metric];
   if (state.curves_of != data || state.curves_metric != state.metric) {
     state.curves_of = data;
     state.curves_metric = state.metric;
@@ -124,9 +124,9 @@ void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPa
   const HeadCurves& curves = state.curves;
   const Selection& at = model.selection();
   const std::string title =
-      fmt::format("{}, layer {}###curve", choice.label, meta.layers[at.layer]);
+      fmt::format("{}, layer {}###curve", choice.view.label, meta.layers[at.layer]);
   if (!begin_plot(title.c_str())) return;
-  ImPlot::SetupAxes("step in block", choice.unit, ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
+  ImPlot::SetupAxes("step in block", choice.view.unit, ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
   whole_numbers(ImAxis_X1);
   legend_below();
   ImPlotSpec faint;
@@ -243,11 +243,11 @@ std::size_t metric_of(const CurvesState& state) {
     case Mode::over_steps:
       return state.metric;
     case Mode::per_head:
-      return kSimilarityExternal;
+      return panel_metric("similarity_external");
     case Mode::recall_sizes:
-      return kRecall;
+      return panel_metric("recall");
     case Mode::union_sizes:
-      return kUnionSize;
+      return panel_metric("union_size");
   }
   return state.metric;
 }
@@ -272,7 +272,7 @@ void draw_curves_panel(PanelContext& context) {
         state.mode == Mode::recall_sizes ? "all heads###together" : "all layers###together",
         &state.together);
   }
-  const PanelMetric& choice = kPanelMetrics[metric_of(state)];
+  const PanelMetric& choice = panel_metrics()[metric_of(state)];
   if (!has_metric(model.overview()->info.meta, choice)) return;
   // Summaries have only one k.
   const auto data = model.metric("curves", choice.metric, state.scope,
@@ -298,8 +298,8 @@ std::optional<CsvTable> curves_panel_table(PanelContext& context) {
   switch (state.mode) {
     case CurvesState::Mode::over_steps:
       if (!state.curves_of) return std::nullopt;
-      return curves_table(means_by_step(state.curves_of->result, kPanelMetrics[state.metric]),
-                          kPanelMetrics[state.metric], meta, layer);
+      return curves_table(means_by_step(state.curves_of->result, panel_metrics()[state.metric]),
+                          panel_metrics()[state.metric], meta, layer);
     case CurvesState::Mode::per_head:
       if (!state.bars_of) return std::nullopt;
       return sides_table(state.external, state.internal, meta);

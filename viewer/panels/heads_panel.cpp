@@ -20,7 +20,7 @@ void draw_heads_panel(PanelContext& context) {
   pick_metric("##metric", state.metric, context.scale);
   ImGui::SameLine();
   pick_scope("##scope", state.scope, context.scale);
-  const PanelMetric& choice = kPanelMetrics[state.metric];
+  const PanelMetric& choice = panel_metrics()[state.metric];
   if (!has_metric(model.overview()->info.meta, choice)) return;
   const auto data = model.metric("heads", choice.metric, state.scope);
   if (!ready_or_explain(data)) return;
@@ -34,12 +34,12 @@ void draw_heads_panel(PanelContext& context) {
   const ImVec2 space = ImGui::GetContentRegionAvail();
   HeatmapPlot plot;
   plot.id = "heads";
-  plot.title = fmt::format("{}###heads", choice.label);
+  plot.title = fmt::format("{}###heads", choice.view.label);
   plot.x_label = "head";
   plot.y_label = "layer";
   plot.x_numbers = &meta.heads;
   plot.y_numbers = &meta.layers;
-  plot.unit = choice.unit;
+  plot.unit = choice.view.unit;
   plot.width = space.x;
   plot.height = space.y - ImGui::GetTextLineHeightWithSpacing();
   plot.mark_x = static_cast<double>(model.selection().head);
@@ -60,7 +60,7 @@ void draw_heads_panel(PanelContext& context) {
 std::optional<CsvTable> heads_panel_table(PanelContext& context) {
   const HeadsState& state = context.state.of<HeadsState>();
   if (context.model.block() == nullptr || !state.grid) return std::nullopt;
-  return heads_table(*state.grid, kPanelMetrics[state.grid_metric],
+  return heads_table(*state.grid, panel_metrics()[state.grid_metric],
                      context.model.overview()->info.meta);
 }
 

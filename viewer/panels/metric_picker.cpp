@@ -17,9 +17,9 @@ void next_width(float width) {
 
 void pick_metric(const char* id, std::size_t& metric, float scale) {
   next_width(170.0F * scale);
-  if (!ImGui::BeginCombo(id, kPanelMetrics[metric].label)) return;
-  for (std::size_t i = 0; i < kPanelMetrics.size(); ++i) {
-    if (ImGui::Selectable(kPanelMetrics[i].label, i == metric)) metric = i;
+  if (!ImGui::BeginCombo(id, panel_metrics()[metric].view.label)) return;
+  for (std::size_t i = 0; i < panel_metrics().size(); ++i) {
+    if (ImGui::Selectable(panel_metrics()[i].view.label, i == metric)) metric = i;
   }
   ImGui::EndCombo();
 }

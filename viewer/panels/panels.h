@@ -63,7 +63,7 @@ enum class PanelPlace : std::uint8_t { top_left, bottom_left, bottom_middle, rig
 struct PanelShow {
   std::vector<std::string_view> words = {};
   void (*take_word)(PanelStates&, std::size_t word) = nullptr;      ///< index into `words`
-  void (*take_metric)(PanelStates&, std::size_t metric) = nullptr;  ///< index into kPanelMetrics
+  void (*take_metric)(PanelStates&, std::size_t metric) = nullptr;  ///< index into panel_metrics()
   void (*take_scope)(PanelStates&, ViewModel::Scope) = nullptr;     ///< of `--show scope=...`
 };
 

@@ -1,5 +1,5 @@
 // shuffle() for the loops that are compiled once per instruction set: GCC and clang have different
-// builtins for it. Part of row_sums_impl.h; everything has internal linkage.
+// builtins for it. Everything has internal linkage.
 #pragma once
 
 #include <cstddef>
