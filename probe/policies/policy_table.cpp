@@ -115,7 +115,11 @@ ChosenPolicy choose_policy(const PolicyOptions& options, const PolicyModel& mode
   nlohmann::json settings = choice_json(entry, options);
   settings["policy"] = entry.name;
   ChosenPolicy chosen;
-  chosen.policy = entry.make(options, model, settings);
+  try {
+    chosen.policy = entry.make(options, model, settings);
+  } catch (const UsageError& error) {
+    refuse_choice(kKind, policy_text(options), error.what());
+  }
   // A file name need not be UTF-8.
   chosen.settings = settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return chosen;

@@ -9,8 +9,9 @@ import sys
 import h5py
 import numpy as np
 
-from capture_harness import BINARY, require_binary, run, sparse_trace, temporary_folder
+from capture_harness import BINARY, cached_trace, capture, require_binary, run, sparse_trace, temporary_folder
 from drafted_trace import drafted_trace
+from family_case import write_family
 
 USAGE = 2
 OF_RUN = {"--layer": "1", "--head": "0", "--step": "2", "--from-summary": None, "--set-sizes": "2",
@@ -22,6 +23,8 @@ METRICS = {
     "union_size": ("--layer", "--head", "--step", "--from-summary"),
     "est_acc": ("--layer", "--head", "--step"),
     "selection": ("--layer", "--head", "--step"),
+    "router": ("--layer", "--step"),
+    "cache": ("--layer", "--step"),
     "draft": ("--layer", "--head"),
     "query_statistics": ("--layer", "--head", "--step", "--from-summary"),
     "decoding": ("--step", "--taus"),
@@ -84,9 +87,21 @@ def refused(folder, command, *words):
 
 
 def test_an_idle_option_is_refused_with_every_metric(folder):
+    listed = run("analyze", "--list")[1].splitlines()[1:]
+    assert [line.split()[0] for line in listed] == list(METRICS)
     with temporary_folder() as place:
-        sparse = sparse_trace(place)  # what `selection` is about
-        check_every_metric(folder, {"selection": sparse, "draft": drafted_trace(place)})
+        check_every_metric(folder, {"selection": sparse_trace(place), "draft": drafted_trace(place),
+                                    "cache": cached_trace(place), "router": routed_trace(place)})
+
+
+def routed_trace(place):
+    """A trace of a model with experts; None where this build can't decode."""
+    model, path = pathlib.Path(place) / "experts", pathlib.Path(place) / "routed.h5"
+    write_family(model, "sdar_moe")
+    code, _, err = capture(model, "--input-ids", "1,2,3", "--gen-length", 8, "--record", "summary", "--record-router",
+                           "-o", path)
+    assert code == 0 or "LibTorch" in err, err
+    return path if code == 0 else None
 
 
 def check_every_metric(folder, trace_of):

@@ -336,6 +336,42 @@ def test_padding_is_refused(tmp_path):
             model(torch.tensor([[0, 0, 1, 2], [1, 2, 3, 4]]), attention_mask=torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]))
 
 
+@pytest.mark.parametrize("bad, layer", [(1, 0), (2, 3), (5, 3), (8, 0), (9, 0), (10, 3)])
+def test_a_pass_that_failed_and_was_repeated_leaves_no_mark(tmp_path, bad, layer):
+    """Pass 1 is the prompt's. A pass that stores keys fails before it has stored any."""
+    model = models.PlainModel("needle")
+    passes = []
+
+    def fail(*ignored):
+        passes.append(1)
+        if len(passes) == bad:
+            raise ValueError("a passing fault")
+
+    class Repeating:
+        def __getattr__(self, name):
+            return getattr(model, name)
+
+        def __call__(self, *args, **kwargs):
+            try:
+                return model(*args, **kwargs)
+            except ValueError:
+                return model(*args, **kwargs)
+
+    with blockscope.record(model, tmp_path / "once.h5", block_length=16):
+        models.decode_blocks(model, PROMPT, 32, 16)
+    hook = model.layers[layer].register_forward_pre_hook(fail)
+    with blockscope.record(model, tmp_path / "twice.h5", block_length=16):
+        models.decode_blocks(Repeating(), PROMPT, 32, 16)
+    hook.remove()
+    with h5py.File(tmp_path / "once.h5") as once, h5py.File(tmp_path / "twice.h5") as twice:
+        assert rows_of(once) == rows_of(twice) == 14
+        for group in ("steps", "frames", "attention"):
+            for name, data in once[group].items():
+                # /steps/pass counts every call of the model.
+                if name != "pass" and not name.endswith("_ns") and isinstance(data, h5py.Dataset):
+                    np.testing.assert_array_equal(data[()], twice[group][name][()], err_msg=name)
+
+
 class Stop(BaseException):
     pass
 

@@ -147,12 +147,12 @@ TEST_F(AppTest, HeadsAndCurvesChangeTheMetricAndTheScope) {
   drive([this](ImGuiTestContext* ctx) {
     ctx->SetRef("Heads");
     ctx->ComboClick("##metric/external mass");
-    IM_CHECK_EQ(app().state().of<HeadsState>().metric, 2U);
+    IM_CHECK_EQ(app().state().of<HeadsState>().metric, panel_metric("external_mass"));
     ctx->ComboClick("##scope/this block");
     IM_CHECK(app().state().of<HeadsState>().scope == ViewModel::Scope::block);
     ctx->SetRef("Curves");
     ctx->ComboClick("##metric/union size");
-    IM_CHECK_EQ(app().state().of<CurvesState>().metric, 4U);
+    IM_CHECK_EQ(app().state().of<CurvesState>().metric, panel_metric("union_size"));
     ctx->ItemClick("###keep");
     IM_CHECK_EQ(app().state().of<CurvesState>().kept.size(), 1U);
     ctx->ItemClick("###keep");

@@ -370,7 +370,11 @@ class Recorder:
         self._end_watch()
         running, self._running = self._running, None
         changes, self._changes = self._changes, []
-        if running is not None and (running.given.batch == 1 or not running.given.reads_kept_keys):
+        if running is None:
+            return
+        for sequence, one in zip(self._batch.sequences, running.passes):
+            sequence.retract(one)
+        if running.given.batch == 1 or not running.given.reads_kept_keys:
             self._rows.decided(changes)
 
 

@@ -119,6 +119,7 @@ class Sequence:
         self.block_start = 0
         self.step = 0
         self.last_input: list[int] = []
+        self.input_before: list[int] = []  # of the step before
         self.kept = False  # some pass stored keys for later ones
 
     @property
@@ -217,6 +218,14 @@ class Sequence:
 
     # --- blocks -------------------------------------------------------------------------------------------------
 
+    def retract(self, one: Pass) -> None:
+        """Takes back a pass that did not end, so that the next pass of the block is compared with the one before and
+        has its number."""
+        if one.kind is not Kind.PREFILL:
+            self.last_input = self.input_before
+        if one.kind is Kind.DENOISE and self.step == one.step > 0:
+            self.step -= 1
+
     def _by_blocks(self, given: PassInput, has_masks: bool, block_start: int | None) -> Pass:
         start, length, size = given.start, given.length, self.settings.block_length
         kind = self._kind(given, has_masks)
@@ -228,7 +237,7 @@ class Sequence:
         block_input = self.tokens[self.block_start:self.block_start + size]
         masked = [token == mask for token in block_input]
         changed = sum(a != b for a, b in zip(block_input, self.last_input)) if self.last_input else 0
-        self.last_input = block_input
+        self.input_before, self.last_input = self.last_input, block_input
         context = self.canvas - size if self.bidirectional else self.block_start
         step = self.step if kind is Kind.DENOISE else 0
         return Pass(kind, start, length, self.block, self.block_start, step, context, changed, masked)
