@@ -8,6 +8,7 @@
 #include <limits>
 #include <set>
 
+#include "analysis/metrics/similarity_matrix.h"
 #include "command_line/options.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/index_set.h"
@@ -90,11 +91,13 @@ void add_selection_flags(CLI::App& command, AnalyzeFlags& flags) {
 }
 
 void add_matrix_flags(CLI::App& command, AnalyzeFlags& flags) {
-  const std::string group = "One similarity matrix";
+  const std::string group = "One matrix";
   command
       .add_option("--matrix", flags.matrix,
-                  "Compare tokens of two steps (token) or the steps of one block (step)")
-      ->check(CLI::IsMember({"token", "step"}))
+                  "Compare tokens of two steps (token) or the steps of one block (step), or show "
+                  "which keys "
+                  "each position looks at (attention)")
+      ->check(CLI::IsMember(std::vector<std::string>(kMatrixKinds.begin(), kMatrixKinds.end())))
       ->group(group);
   command.add_option("--field", flags.field, "Compare this field")
       ->check(CLI::IsMember({"external", "internal", "query", "hidden", "key", "value"}))

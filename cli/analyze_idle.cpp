@@ -22,8 +22,10 @@ void refuse_beside_matrix(const CLI::App& command, const AnalyzeFlags& flags) {
   for (const char* option : {"--from-summary", "--set-sizes", "--taus", "--threads", "--memory"}) {
     refuse_idle_beside(command, option, "--matrix");
   }
-  for (const char* option : {"--step", "--row-a", "--row-b"}) {
-    refuse_idle(command, option, flags.matrix != "step", "--matrix token");
+  refuse_idle(command, "--field", flags.matrix != "attention", "--matrix token or step");
+  refuse_idle(command, "--step", flags.matrix != "step", "--matrix token or attention");
+  for (const char* option : {"--row-a", "--row-b"}) {
+    refuse_idle(command, option, flags.matrix.empty() || flags.matrix == "token", "--matrix token");
   }
   refuse_idle(command, "--row-b", flags.row_a >= 0, "--row-a");
   for (const char* option : {"--sequence", "--block", "--step"}) {

@@ -19,7 +19,7 @@ std::optional<std::int64_t> the_only(const Indices& indices, const std::string& 
 MatrixRequest matrix_request(const AnalyzeFlags& flags, const TraceShape& shape) {
   const AnalyzeSelection selection = parse_selection(flags, shape);
   MatrixRequest request;
-  request.kind = flags.matrix == "token" ? MatrixRequest::Kind::token : MatrixRequest::Kind::step;
+  request.kind = matrix_kind(flags.matrix);
   request.field = flags.field;
   request.layer = the_only(selection.layers, "--layer");
   request.head = the_only(selection.heads, "--head");

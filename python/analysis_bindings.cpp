@@ -332,7 +332,7 @@ nb::dict matrix_bound(const nb::bytes& trace, const std::string& kind, const std
                       const std::vector<std::int64_t>& steps, const std::vector<std::int64_t>& rows,
                       Indices blocks, Indices sequences) {
   MatrixRequest request;
-  request.kind = kind == "token" ? MatrixRequest::Kind::token : MatrixRequest::Kind::step;
+  request.kind = matrix_kind(kind);
   request.field = field;
   request.layer = layer;
   request.head = head;

@@ -264,7 +264,7 @@ std::string find_program(const GnuplotPlace& place) {
   }
   throw Error(
       fmt::format("{}: program not found, and figures need gnuplot. HINT: install "
-                  "Debian's package gnuplot-nox (scripts/setup.sh does), or set "
+                  "Debian's package gnuplot-nox (scripts/setup.sh does) or conda's gnuplot, or set "
                   "BLOCKSCOPE_GNUPLOT to the program",
                   name));
 }

@@ -1,12 +1,12 @@
 #include "analysis/metrics/similarity_matrix.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
+#include "analysis/metrics/attention_map.h"
+#include "analysis/metrics/matrix_choice.h"
 #include "analysis/metrics/token_similarity.h"
 #include "analysis/pass/exact_values.h"
 #include "decode_record/base/error.h"
@@ -32,17 +32,6 @@ Field field_of(const TraceReader& trace, const MatrixRequest& request) {
   return field;
 }
 
-/// Recorded slot of the model's index.
-std::size_t slot_of(const std::vector<std::int64_t>& recorded, std::int64_t index,
-                    const std::string& word) {
-  const auto found = std::ranges::find(recorded, index);
-  if (found == recorded.end()) {
-    throw UsageError(fmt::format("{}: {} was not recorded. HINT: the trace has {}", word, index,
-                                 fmt::join(recorded, ",")));
-  }
-  return static_cast<std::size_t>(found - recorded.begin());
-}
-
 /// The slot of the head on the field's head axis; unset: all heads.
 std::optional<std::size_t> head_slot(const TraceShape& shape, Field field,
                                      const MatrixRequest& request) {
@@ -55,33 +44,6 @@ std::optional<std::size_t> head_slot(const TraceShape& shape, Field field,
   if (field != Field::block_key && field != Field::block_value) return slot;
   const std::int64_t group = shape.num_heads / std::max<std::int64_t>(shape.num_kv_heads, 1);
   return slot_of(shape.kv_heads, *request.head / group, word + ", the KV head of it");
-}
-
-const StepRef* recorded_step(const BlockSteps& block, std::int64_t step) {
-  const auto found = std::ranges::find(block.steps, step, &StepRef::step);
-  return found == block.steps.end() || !found->recorded ? nullptr : &*found;
-}
-
-/// The first block of the selection that recorded these steps; without steps, any two.
-BlockSteps choose_block(const TraceReader& trace, const MatrixRequest& request,
-                        const std::vector<std::int64_t>& steps) {
-  const auto blocks = list_blocks(trace, request.rows);
-  for (const BlockSteps& block : blocks) {
-    const auto has = [&](std::int64_t step) { return recorded_step(block, step) != nullptr; };
-    const bool two = std::ranges::count_if(block.steps, &StepRef::recorded) >= 2;
-    if (steps.empty() ? two : std::ranges::all_of(steps, has)) return block;
-  }
-  throw UsageError(
-      fmt::format("{}: none of {} blocks of {} has {} recorded. HINT: {} select others",
-                  request.words.matrix, blocks.size(), trace.info().path,
-                  steps.empty() ? "two steps" : fmt::format("steps {}", fmt::join(steps, " and ")),
-                  request.words.others));
-}
-
-ResultAxis numbered(std::string name, std::size_t size, double first) {
-  ResultAxis axis{std::move(name), std::vector<double>(size), {}};
-  std::iota(axis.index.begin(), axis.index.end(), first);
-  return axis;
 }
 
 ResultArray to_array(const SimilarityMatrix& matrix, const std::string& field, ResultAxis rows,
@@ -118,7 +80,7 @@ Rows choose_rows(const TraceReader& trace, const MatrixRequest& request) {
         fmt::format("{}: a token matrix takes two steps, or one step and its next one; got {}",
                     request.words.step, steps.size()));
   }
-  const BlockSteps block = choose_block(trace, request, steps);
+  const BlockSteps block = choose_block(trace, request, steps, 2);
   if (steps.empty()) {
     for (const StepRef& step : block.steps) {
       if (step.recorded && steps.size() < 2) steps.push_back(step.step);
@@ -131,12 +93,17 @@ Rows choose_rows(const TraceReader& trace, const MatrixRequest& request) {
 
 }  // namespace
 
-MetricResult similarity_matrix(const TraceGroup& traces, const MatrixRequest& request) {
-  if (traces.size() != 1) {
-    throw UsageError(
-        fmt::format("{}: expected one trace, got {}", request.words.matrix, traces.size()));
+MatrixRequest::Kind matrix_kind(std::string_view name) {
+  const auto found = std::ranges::find(kMatrixKinds, name);
+  if (found == kMatrixKinds.end()) {
+    throw UsageError(fmt::format("matrix: expected token, step or attention, got '{}'", name));
   }
-  const TraceReader& trace = traces.trace(0);
+  return static_cast<MatrixRequest::Kind>(found - kMatrixKinds.begin());
+}
+
+MetricResult similarity_matrix(const TraceGroup& traces, const MatrixRequest& request) {
+  if (request.kind == MatrixRequest::Kind::attention) return attention_matrix(traces, request);
+  const TraceReader& trace = the_one_trace(traces, request);
   const TraceShape& shape = traces.shape();
   const Field field = field_of(trace, request);
   const std::int64_t layer = request.layer.value_or(shape.layers.front());
@@ -158,7 +125,7 @@ MetricResult similarity_matrix(const TraceGroup& traces, const MatrixRequest& re
                                      numbered("position_b", matrix.columns, 0), where));
     return result;
   }
-  const BlockSteps block = choose_block(trace, request, {});
+  const BlockSteps block = choose_block(trace, request, {}, 2);
   const auto matrix = step_similarity(trace, field, block, slot, head);
   result.metric = "step_similarity";
   result.title =

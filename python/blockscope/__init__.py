@@ -26,7 +26,7 @@ except ImportError as error:  # pragma: no cover - depends on the machine
         "and libutf8proc2 too); a wheel runs where the libraries are that it was built with"
     ) from None
 
-from .analysis import Analyses, analyze, compare_backbone, metrics, similarity_matrix
+from .analysis import Analyses, analyze, attention_map, compare_backbone, metrics, similarity_matrix
 from .calibration import Calibration, calibrate
 from .comparison import Comparison, compare
 from .errors import (
@@ -57,7 +57,7 @@ __all__ = [
     "Analyses", "Calibration", "CalibrationError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
     "Frame", "FrameError", "NotATrace", "OperatorsUnavailable", "Report", "Sequence", "Sequences", "Trace", "TraceError",
     "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "calibrate", "compare",
-    "compare_backbone", "metrics", "open", "record", "report", "similarity_matrix",
+    "attention_map", "compare_backbone", "metrics", "open", "record", "report", "similarity_matrix",
 ]
 
 

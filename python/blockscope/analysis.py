@@ -235,3 +235,40 @@ def similarity_matrix(
             None if head is None else whole("head", head, 0), indices("steps", steps, 1) or [], pair,
             indices("blocks", blocks, 0), indices("sequences", sequences, 0))
     return _results(answer)[f"{kind}_similarity"]
+
+
+def attention_map(
+    trace: PathLike,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    step: int | None = None,
+    block: int | None = None,
+    sequence: int | None = None,
+) -> Analysis:
+    """The attention weights of one step: which keys each position of the block looks at.
+
+    Same as ``blockscope analyze --matrix attention``. The weights are computed again from the queries and keys of a
+    trace of level ``full``: exact attention over all keys, under every policy.
+
+    Args:
+        layer: the model's index; None: the first recorded layer.
+        head: the model's query head; None: the mean of the recorded heads.
+        step: the denoising step of the block, from 1; None: the first recorded one.
+        block, sequence: None: the first one that has the step.
+
+    Returns:
+        One array ``attention`` [position, key], float64: the position in the block, and the absolute position of
+        the key. A row adds up to 1. It is NaN if the step did not compute the position.
+
+    Raises:
+        UsageError: a choice that matches nothing. TraceError: the trace lacks the queries or the keys.
+    """
+    path = os.fsencode(trace)
+    with telling_missing([path]):
+        answer = _core.matrix(
+            path, "attention", "external", None if layer is None else whole("layer", layer, 0),
+            None if head is None else whole("head", head, 0), [] if step is None else [whole("step", step, 1)], [],
+            None if block is None else [whole("block", block, 0)],
+            None if sequence is None else [whole("sequence", sequence, 0)])
+    return _results(answer)["attention"]

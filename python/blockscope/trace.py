@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from . import _core
 from ._arguments import whole
 from ._paths import PathLike, telling_missing, text
-from .analysis import Analyses, analyze, compare_backbone, similarity_matrix
+from .analysis import Analyses, analyze, attention_map, compare_backbone, similarity_matrix
 from .calibration import Calibration, calibrate
 from .comparison import Comparison, compare
 from .errors import TraceError
@@ -261,6 +261,11 @@ class Trace:
         """`blockscope.similarity_matrix` of this trace: ``trace.similarity_matrix("token", layer=3, steps=[1, 2])``."""
         self.refresh()
         return similarity_matrix(self, kind, **choices)
+
+    def attention_map(self, **choices: Any) -> Analysis:
+        """`blockscope.attention_map` of this trace: ``trace.attention_map(layer=3, head=0, step=2)``."""
+        self.refresh()
+        return attention_map(self, **choices)
 
     def compare_backbone(self, backbone: PathLike, **choices: Any) -> Analysis:
         """`blockscope.compare_backbone` of this trace and the backbone's, captured with --replay of this one."""

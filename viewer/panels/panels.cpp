@@ -6,6 +6,7 @@
 namespace blockscope {
 
 Panel trajectory_panel();
+Panel attention_panel();
 Panel heads_panel();
 Panel heatmap_panel();
 Panel curves_panel();
@@ -16,9 +17,9 @@ Panel calibration_panel();
 Panel run_panel();
 
 std::vector<Panel> all_panels() {
-  return {trajectory_panel(), heads_panel(),       heatmap_panel(),
-          curves_panel(),     selection_panel(),   draft_panel(),
-          compare_panel(),    calibration_panel(), run_panel()};
+  return {trajectory_panel(),  attention_panel(), heads_panel(), heatmap_panel(),
+          curves_panel(),      selection_panel(), draft_panel(), compare_panel(),
+          calibration_panel(), run_panel()};
 }
 
 std::string panel_key(const Panel& panel) {

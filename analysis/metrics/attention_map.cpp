@@ -1,0 +1,287 @@
+#include "analysis/metrics/attention_map.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <span>
+
+#include "analysis/math/row_products.h"
+#include "analysis/metrics/matrix_choice.h"
+#include "analysis/pass/exact_values.h"
+#include "decode_record/base/error.h"
+
+namespace blockscope {
+namespace {
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+constexpr std::int32_t kFirstPositions = 4;
+constexpr const char* kAttentionMap = "the attention map";
+
+/// A pass of a target over a draft's tokens is causal inside the block.
+bool causal_in_block(const TraceMeta& meta) {
+  if (!meta.has_draft) return false;
+  return nlohmann::json::parse(meta.model_json).contains("draft");
+}
+
+/// Keys of the block of one KV head and their places in it, without those that don't exist (NaN).
+struct InternalKeys {
+  std::vector<std::size_t> places;
+  std::vector<float> values;
+};
+
+InternalKeys internal_keys(const TraceReader& trace, std::int64_t row, std::size_t layer,
+                           std::size_t kv_head) {
+  const TraceMeta& meta = trace.info().meta;
+  const auto all = trace.read_floats_at(Field::block_key, row, static_cast<std::int64_t>(layer));
+  const auto dim = static_cast<std::size_t>(meta.head_dim);
+  const auto block = static_cast<std::size_t>(meta.block_length);
+  InternalKeys keys;
+  for (std::size_t i = 0; i < block; ++i) {
+    const auto key = std::span(all).subspan((kv_head * block + i) * dim, dim);
+    if (std::ranges::all_of(key, [](float x) { return std::isnan(x); })) continue;
+    keys.places.push_back(i);
+    keys.values.insert(keys.values.end(), key.begin(), key.end());
+  }
+  return keys;
+}
+
+/// scores[q * stride + n] = queries_q . keys_n * scale, for `count` keys.
+void add_scores(std::span<const float> queries, std::size_t rows, std::span<const float> keys,
+                std::size_t dim, double scale, float* scores, std::size_t stride) {
+  const std::size_t count = keys.size() / dim;
+  std::vector<float> products(rows * rows);
+  std::vector<float> last(rows * dim);
+  for (std::size_t first = 0; first < count; first += rows) {
+    const std::size_t some = std::min(rows, count - first);
+    const float* chunk = keys.data() + first * dim;
+    if (some < rows) {
+      std::copy_n(chunk, some * dim, last.begin());
+      chunk = last.data();
+    }
+    best_row_products().cross_f32(queries.data(), chunk, rows, dim, 1, 0, products.data());
+    for (std::size_t q = 0; q < rows; ++q) {
+      for (std::size_t n = 0; n < some; ++n) {
+        scores[q * stride + first + n] = static_cast<float>(double{products[q * rows + n]} * scale);
+      }
+    }
+  }
+}
+
+/// log(sum(exp(x))); -inf without a value above -inf.
+double log_sum_exp(std::span<const float> x) {
+  float most = -std::numeric_limits<float>::infinity();
+  for (const float value : x) most = std::max(most, value);
+  if (most == -std::numeric_limits<float>::infinity()) return kNothing;
+  double sum = 0.0;
+  for (const float value : x) sum += std::exp(double{value} - double{most});
+  return double{most} + std::log(sum);
+}
+
+double log_add(double a, double b) {
+  const double most = std::max(a, b);
+  return most == kNothing ? kNothing : most + std::log1p(std::exp(std::min(a, b) - most));
+}
+
+/// Turns the scores of one query into weights.
+void normalise(std::span<float> row, std::size_t num_external, double& outside, double& inside) {
+  outside = log_sum_exp(row.subspan(0, num_external));
+  inside = log_sum_exp(row.subspan(num_external));
+  const double all = log_add(outside, inside);
+  for (float& x : row) {
+    x = all == kNothing ? 0.0F : static_cast<float>(std::exp(double{x} - all));
+  }
+}
+
+}  // namespace
+
+std::size_t kv_slot_of(const TraceMeta& meta, std::size_t head) {
+  const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
+  const std::int64_t wanted = meta.heads.at(head) / group;
+  const auto found = std::ranges::find(meta.kv_heads, wanted);
+  if (found == meta.kv_heads.end()) {
+    throw TraceError(
+        fmt::format("head {}: its KV head {} was not recorded", meta.heads[head], wanted));
+  }
+  return static_cast<std::size_t>(found - meta.kv_heads.begin());
+}
+
+ExternalKeys external_keys(const TraceReader& trace, std::int64_t row, std::size_t layer,
+                           std::size_t kv_head) {
+  require_field(trace, Field::prefix_key, kAttentionMap);
+  const TraceMeta& meta = trace.info().meta;
+  TraceReader::Prefix all = trace.prefix(Field::prefix_key, row, static_cast<std::int64_t>(layer));
+  const auto dim = static_cast<std::ptrdiff_t>(meta.head_dim);
+  const auto heads = static_cast<std::ptrdiff_t>(meta.kv_heads.size());
+  ExternalKeys keys{std::move(all.positions), {}};
+  keys.values.resize(keys.positions.size() * static_cast<std::size_t>(dim));
+  auto out = keys.values.begin();
+  for (std::ptrdiff_t n = 0; n < std::ssize(keys.positions); ++n) {
+    const auto from = all.values.begin() + (n * heads + static_cast<std::ptrdiff_t>(kv_head)) * dim;
+    out = std::copy_n(from, dim, out);
+  }
+  return keys;
+}
+
+AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
+                           std::size_t head, const ExternalKeys& outside) {
+  require_field(trace, Field::query, kAttentionMap);
+  require_field(trace, Field::block_key, kAttentionMap);
+  const TraceMeta& meta = trace.info().meta;
+  const StepColumns step = trace.steps(row, 1);
+  if (step.recorded.at(0) == 0) {
+    throw TraceError(
+        fmt::format("{}: row {} has no arrays, because the recorder left it out. HINT: choose "
+                    "another step",
+                    trace.info().path, row));
+  }
+  if (std::ssize(outside.positions) != step.context_length[0]) {
+    throw CorruptTrace(fmt::format("{}:/prefix/position: row {}: expected {} keys, got {}",
+                                   trace.info().path, row, step.context_length[0],
+                                   outside.positions.size()));
+  }
+  const InternalKeys inside = internal_keys(trace, row, layer, kv_slot_of(meta, head));
+  const auto dim = static_cast<std::size_t>(meta.head_dim);
+  AttentionMap map;
+  map.positions = outside.positions;
+  map.num_external = outside.positions.size();
+  map.block_start = step.block_start[0];
+  map.num_queries = static_cast<std::size_t>(meta.block_length);
+  for (const std::size_t place : inside.places) {
+    map.positions.push_back(map.block_start + static_cast<std::int32_t>(place));
+  }
+  const std::size_t keys = map.num_keys();
+  map.weights.resize(map.num_queries * keys);
+  map.lse_external.resize(map.num_queries);
+  map.lse_internal.resize(map.num_queries);
+
+  const auto all = trace.read_floats_at(Field::query, row, static_cast<std::int64_t>(layer));
+  const auto queries = std::span(all).subspan(head * map.num_queries * dim, map.num_queries * dim);
+  add_scores(queries, map.num_queries, outside.values, dim, meta.softmax_scale, map.weights.data(),
+             keys);
+  add_scores(queries, map.num_queries, inside.values, dim, meta.softmax_scale,
+             map.weights.data() + map.num_external, keys);
+  const bool causal = causal_in_block(meta);
+  for (std::size_t q = 0; q < map.num_queries; ++q) {
+    const auto weights = std::span(map.weights).subspan(q * keys, keys);
+    if (std::isnan(queries[q * dim])) {
+      std::ranges::fill(weights, std::numeric_limits<float>::quiet_NaN());
+      map.lse_external[q] = map.lse_internal[q] = std::numeric_limits<double>::quiet_NaN();
+      continue;
+    }
+    for (std::size_t i = 0; causal && i < inside.places.size(); ++i) {
+      if (inside.places[i] > q) weights[map.num_external + i] = static_cast<float>(kNothing);
+    }
+    normalise(weights, map.num_external, map.lse_external[q], map.lse_internal[q]);
+  }
+  return map;
+}
+
+std::vector<float> AttentionMap::mean_weights() const {
+  std::vector<double> sum(num_keys());
+  double terms = 0.0;
+  for (std::size_t q = 0; q < num_queries; ++q) {
+    if (std::isnan(lse_internal[q])) continue;
+    terms += 1.0;
+    for (std::size_t n = 0; n < sum.size(); ++n) sum[n] += double{weights[q * sum.size() + n]};
+  }
+  std::vector<float> mean(sum.size());
+  std::ranges::transform(sum, mean.begin(), [&](double x) {
+    return terms > 0.0 ? static_cast<float>(x / terms) : std::numeric_limits<float>::quiet_NaN();
+  });
+  return mean;
+}
+
+std::string_view name_of(KeyRegion region) {
+  constexpr std::array<std::string_view, kNumKeyRegions> kNames{"first",   "prompt", "answer",
+                                                                "decided", "masks",  "after"};
+  return kNames.at(static_cast<std::size_t>(region));
+}
+
+MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const AttentionMap& map) {
+  const Frame frame = trace.frame_before(row);
+  const std::vector<std::int64_t>& prompt = frame.prompts.at(0);
+  const auto prompt_length = static_cast<std::int64_t>(prompt.size());
+  const std::int64_t end = map.block_start + static_cast<std::int64_t>(map.num_queries);
+  MapTokens result;
+  for (const std::int32_t position : map.positions) {
+    const std::int64_t generated = position - prompt_length;
+    std::int64_t token = -1;
+    if (generated < 0) {
+      token = prompt[static_cast<std::size_t>(position)];
+    } else if (generated < std::ssize(frame.generated_tokens)) {
+      token = frame.generated_tokens[static_cast<std::size_t>(generated)];
+    }
+    // A prompt may hold masks of its own, which the model fills in.
+    if (token == frame.mask_token_id) token = -1;
+    KeyRegion region = KeyRegion::answer;
+    if (position >= end) {
+      region = KeyRegion::after;
+    } else if (position >= map.block_start) {
+      region = token == -1 ? KeyRegion::masks : KeyRegion::decided;
+    } else if (position < kFirstPositions) {
+      region = KeyRegion::first;
+    } else if (generated < 0) {
+      region = KeyRegion::prompt;
+    }
+    result.tokens.push_back(token);
+    result.regions.push_back(region);
+  }
+  return result;
+}
+
+MetricResult attention_matrix(const TraceGroup& traces, const MatrixRequest& request) {
+  const TraceReader& trace = the_one_trace(traces, request);
+  const TraceShape& shape = traces.shape();
+  require_field(trace, Field::prefix_key, request.words.matrix + " attention");
+  const std::int64_t layer = request.layer.value_or(shape.layers.front());
+  const std::size_t slot = slot_of(shape.layers, layer, request.words.layer);
+  const auto [row, where] = one_row(trace, request);
+  std::vector<std::size_t> heads;
+  if (request.head) {
+    heads.push_back(slot_of(shape.heads, *request.head, request.words.head));
+  } else {
+    heads.resize(shape.heads.size());
+    std::iota(heads.begin(), heads.end(), std::size_t{0});
+  }
+  AttentionMap first;
+  std::vector<double> values;
+  std::size_t kv_head = 0;
+  ExternalKeys keys;
+  for (const std::size_t head : heads) {
+    const std::size_t needed = kv_slot_of(trace.info().meta, head);
+    if (values.empty() || needed != kv_head) {
+      kv_head = needed;
+      keys = external_keys(trace, row, slot, kv_head);
+    }
+    AttentionMap map = attention_map(trace, row, slot, head, keys);
+    if (values.empty()) values.resize(map.weights.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] += double{map.weights[i]} / static_cast<double>(heads.size());
+    }
+    first = std::move(map);
+  }
+  MetricResult result;
+  result.metric = "attention";
+  result.title = "Attention weights of " + where;
+  result.formula = "A_ij = exp(q_i . k_j * scale - L_i)";
+  result.source = "softmax attention; L is the log-sum-exp over all keys";
+  result.computed_from = "/query/query, /kv/key, /prefix/key";
+  ResultAxis queries = numbered("position", first.num_queries, 0);
+  ResultAxis columns{"key", {first.positions.begin(), first.positions.end()}, {}};
+  result.arrays.push_back(
+      {"attention",
+       "share",
+       fmt::format("layer {}, {}", layer,
+                   request.head ? fmt::format("head {}", *request.head) : "mean of the heads"),
+       {std::move(queries), std::move(columns)},
+       std::move(values),
+       {}});
+  return result;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,75 @@
+// The attention weights of one row: which keys each query of the block looks at. They are computed
+// again from the queries and keys that a trace of level full has, for one layer and query head.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "analysis/metrics/similarity_matrix.h"
+#include "decode_record/read/trace_reader.h"
+
+namespace blockscope {
+
+/// Keys of one layer and KV head outside the block, as the row read them.
+struct ExternalKeys {
+  std::vector<std::int32_t> positions;  ///< [N], ascending
+  std::vector<float> values;            ///< [N, head_dim], after QK-norm and RoPE
+};
+/// `layer` and `kv_head` are recorded slots. Throws TraceError below level full.
+ExternalKeys external_keys(const TraceReader& trace, std::int64_t row, std::size_t layer,
+                           std::size_t kv_head);
+
+struct AttentionMap {
+  std::vector<std::int32_t> positions;  ///< [N + T] of the keys: those outside the block, then its
+  std::size_t num_external = 0;         ///< N
+  std::int32_t block_start = 0;         ///< position of the first query
+  std::size_t num_queries = 0;          ///< B
+  /// [B, N + T]: exp(q . k * softmax_scale - L), with L over all keys. They add up to 1. NaN for a
+  /// query that the row did not compute; 0 for keys that the query does not see.
+  std::vector<float> weights;
+  std::vector<double> lse_external, lse_internal;  ///< [B]; -inf without keys, NaN as above
+
+  std::size_t num_keys() const { return positions.size(); }
+  /// The mean over the queries that the row computed, [N + T]; NaN without any.
+  std::vector<float> mean_weights() const;
+};
+
+/// The weights of exact attention over all keys, under every policy. `layer` and `head` are
+/// recorded slots. `outside`: external_keys() of the same row, layer and the head's KV head. Scores
+/// are accumulated in float32, the softmax in float64. Throws TraceError below level full or for a
+/// row without arrays, CorruptTrace if the number of keys is not the row's context_length.
+AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
+                           std::size_t head, const ExternalKeys& outside);
+
+/// The recorded slot of the KV head that a recorded query head reads. Throws TraceError if it was
+/// not recorded.
+std::size_t kv_slot_of(const TraceMeta& meta, std::size_t head);
+
+/// What stands at a key's position.
+enum class KeyRegion : std::uint8_t {
+  first,    ///< the first 4 positions, where attention sinks are (StreamingLLM, arXiv 2309.17453)
+  prompt,   ///< the rest of the prompt
+  answer,   ///< decoded before the block
+  decided,  ///< in the block, decided
+  masks,    ///< in the block, still a mask
+  after     ///< after the block, which bidirectional models see
+};
+inline constexpr std::size_t kNumKeyRegions = 6;
+std::string_view name_of(KeyRegion region);
+
+/// Tokens and regions of the keys of a map, from the state before the row.
+struct MapTokens {
+  std::vector<std::int64_t> tokens;  ///< [N + T]; -1: a mask
+  std::vector<KeyRegion> regions;    ///< [N + T]
+};
+MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const AttentionMap& map);
+
+/// One array `attention` [position, key] of a step: position in the block, absolute position of the
+/// key. request.head unset: the mean over the recorded query heads of the layer. Takes one step;
+/// unset: the first recorded one. Throws as similarity_matrix does.
+MetricResult attention_matrix(const TraceGroup& traces, const MatrixRequest& request);
+
+}  // namespace blockscope

@@ -1,0 +1,131 @@
+"""`blockscope analyze --matrix attention` against a float64 softmax of the stored queries and keys, read with h5py by
+the rules of docs/trace_format.md: every family, policies, caches, batches and drafts."""
+
+import json
+import unittest
+
+import h5py
+import numpy as np
+from attention_math import scores_of
+from capture_harness import (MODELS, CheckpointCase, capture, require_binary, run, write_prompts)
+from family_case import BIDIRECTIONAL, FAMILIES, write_family
+from test_draft import draft_tensors, write_draft, write_target, zlab_config
+
+SHOWN = 3  # rows of a trace that are compared, spread evenly
+
+
+def external_keys(file, row, slot):
+    """[N], [K, N, D]: the keys outside the block that a row read."""
+    sequence, start = file["/steps/sequence"][row], file["/steps/block_start"][row]
+    length = file["/query/query"].shape[3]
+    bidirectional = bool(file["/model"].attrs.get("bidirectional", 0))
+    last = row if bidirectional else row - 1
+    end = int(file["/prefix/end"][last]) if last >= 0 else 0
+    keys = {}
+    for i in np.flatnonzero(file["/prefix/sequence"][:end] == sequence):
+        keys[int(file["/prefix/position"][i])] = file["/prefix/key"][i, slot].astype(np.float64)
+    places = sorted(p for p in keys if not bidirectional or not start <= p < start + length)
+    empty = np.empty((0, *file["/prefix/key"].shape[2:]))
+    return np.array(places), np.stack([keys[p] for p in places] or empty).swapaxes(0, 1) if places else \
+        empty.swapaxes(0, 1)
+
+
+def expected(file, row, slot, causal):
+    """Positions of the keys [N + T] and weights [H, B, N + T]."""
+    places, outside = external_keys(file, row, slot)
+    inside = file["/kv/key"][row, slot].astype(np.float64)
+    there = ~np.isnan(inside).all((0, 2))
+    start = int(file["/steps/block_start"][row])
+    query = file["/query/query"][row, slot].astype(np.float64)
+    keys = np.concatenate([outside, inside[:, there]], 1)
+    scores = scores_of(query, keys, float(file.attrs["softmax_scale"]))
+    places = np.concatenate([places, start + np.flatnonzero(there)]).astype(int)
+    if causal:
+        unseen = (places[None] > start + np.arange(query.shape[1])[:, None]) & (places >= start)[None]
+        scores = np.where(unseen, -np.inf, scores)
+    with np.errstate(invalid="ignore"):
+        return places, np.exp(scores - np.logaddexp.reduce(scores, -1)[..., None])
+
+
+class AttentionMap(CheckpointCase):
+    def recorded(self, name, model, *arguments):
+        path = self.root / f"{name}.h5"
+        code, _, err = capture(model, *arguments, "--record", "full", "-o", path)
+        self.assertEqual(code, 0, err)
+        return path
+
+    def check(self, path, causal=False):
+        compared = 0
+        with h5py.File(path) as file:
+            steps = {name: file["/steps/" + name][()] for name in ("sequence", "block", "step", "kind", "recorded")}
+            rows = np.flatnonzero((steps["kind"] == 1) & (steps["recorded"] == 1))
+            for row in rows[np.linspace(0, len(rows) - 1, SHOWN).astype(int)]:
+                slot = int(row) % len(file["/layer"])
+                places, weights = expected(file, row, slot, causal)
+                for head in (None, 0, len(file["/head"]) - 1):
+                    choice = [] if head is None else ["--head", file["/head"][head]]
+                    code, out, err = run("analyze", path, "--matrix", "attention", "--layer", file["/layer"][slot],
+                                         "--sequence", steps["sequence"][row], "--block", steps["block"][row],
+                                         "--step", steps["step"][row], *choice, "--json", "-", "--quiet")
+                    self.assertEqual(code, 0, err)
+                    array = json.loads(out)["metrics"][0]["arrays"][0]
+                    self.assertEqual(array["axes"][1]["index"], places.tolist())
+                    found = np.array([np.nan if x is None else x for x in array["values"]])
+                    want = weights.mean(0) if head is None else weights[head]
+                    np.testing.assert_allclose(found.reshape(want.shape), want, rtol=2e-5, atol=1e-7)
+                    compared += np.isfinite(want).sum()
+        self.assertGreater(compared, 0)
+
+    def test_every_family(self):
+        for family in FAMILIES:
+            with self.subTest(family):
+                model = write_family(self.root / family, family)
+                size = ["--block-length", 4] if family in BIDIRECTIONAL else []
+                self.check(self.recorded(f"of-{family}", model, "--input-ids", "5,6,7,8,9,10,11", "--gen-length", 16,
+                                         *size))
+
+    def test_policies_show_exact_attention(self):
+        for policy in ("flashblock,tau=2", "mage,k=3", "quest,k=4,page=2"):
+            with self.subTest(policy):
+                self.check(self.recorded(policy.replace(",", "-"), self.model, "--input-ids", "5,6,7,8,9,10,11",
+                                         "--gen-length", 16, "--policy", policy))
+
+    def test_caches(self):
+        for cache in ("dual", "prefix", "dllm-cache,prompt_interval=3,answer_interval=2", "d2cache"):
+            with self.subTest(cache):
+                self.check(self.recorded(cache.split(",")[0], MODELS / "needle-bidirectional", "--input-ids",
+                                         ",".join(str(i) for i in range(1, 40)), "--block-length", 8, "--gen-length",
+                                         24, "--cache", cache))
+
+    def test_batches(self):
+        prompts = write_prompts(self.root / "prompts.jsonl", 4)
+        self.check(self.recorded("batch", self.model, "--prompts", prompts, "--batch-size", 3))
+
+    def test_drafts(self):
+        target, draft = write_target(self.root / "target"), write_draft(self.root / "draft", zlab_config(),
+                                                                        draft_tensors())
+        for which in ("draft", "target"):
+            with self.subTest(which):
+                self.check(self.recorded(which, target, "--draft", draft, "--recorded-model", which, "--input-ids",
+                                         "5,6,7,8,9", "--gen-length", 12, "--no-stop"), causal=which == "target")
+
+    def test_what_is_refused(self):
+        path = self.recorded("plain", self.model, "--input-ids", "5,6,7", "--gen-length", 8)
+        low = self.root / "low.h5"
+        self.assertEqual(capture(self.model, "--input-ids", "5,6", "--gen-length", 8, "--record", "outputs", "-o",
+                                 low)[0], 0)
+        for trace, arguments, words in [
+            (path, ["--step", "1,2"], "--step: an attention map takes one step, got 2"),
+            (path, ["--step", 90], "--matrix: none of"),
+            (path, ["--head", 90], "--head: expected indices"),
+            (path, ["--field", "query"], "--field: does nothing"),
+            (path, ["--row-a", 1, "--row-b", 2], "--row-a: does nothing"),
+            (low, [], "--record full"),
+        ]:
+            code, out, err = run("analyze", trace, "--matrix", "attention", *arguments)
+            self.assertTrue(code != 0 and out == "" and words in err, (arguments, code, out, err))
+
+
+if __name__ == "__main__":
+    require_binary()
+    unittest.main()

@@ -1,0 +1,130 @@
+#include "viewer/model/attention_view.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace blockscope {
+
+std::size_t AttentionView::bytes() const {
+  std::size_t sum = sizeof(*this) + (map.weights.size() + mean.size()) * sizeof(float) +
+                    map.positions.size() * (sizeof(std::int32_t) + sizeof(std::size_t) + 1);
+  for (const std::string& text : texts) sum += sizeof(text) + text.capacity();
+  return sum;
+}
+
+std::span<const float> AttentionView::weights(std::optional<std::size_t> query) const {
+  if (!query || *query >= map.num_queries) return mean;
+  return std::span(map.weights).subspan(*query * map.num_keys(), map.num_keys());
+}
+
+std::array<double, kNumKeyRegions> AttentionView::masses(std::span<const float> weights) const {
+  std::array<double, kNumKeyRegions> sums{};
+  for (std::size_t n = 0; n < weights.size(); ++n) {
+    sums.at(static_cast<std::size_t>(regions[n])) += double{weights[n]};
+  }
+  return sums;
+}
+
+std::shared_ptr<const ExternalKeys> AttentionSource::keys(const TraceReader& trace,
+                                                          const BlockSteps& block,
+                                                          const StepRef& step, std::size_t layer,
+                                                          std::size_t kv_head) {
+  // Only a bidirectional model's keys outside the block change from step to step.
+  const std::int64_t row = trace.info().meta.bidirectional ? step.row : block.steps.front().row;
+  const std::string key =
+      fmt::format("{}/{}/{}/{}/{}", trace.info().path, trace.info().num_rows, row, layer, kv_head);
+  if (key_ != key) {
+    key_.clear();
+    keys_ = std::make_shared<ExternalKeys>(external_keys(trace, step.row, layer, kv_head));
+    key_ = key;
+  }
+  return keys_;
+}
+
+std::string AttentionSource::text(const TraceReader& trace, std::int64_t token) {
+  if (texts_of_ != trace.info().path) {
+    texts_.clear();
+    texts_of_ = trace.info().path;
+  }
+  const auto [found, fresh] = texts_.try_emplace(token);
+  if (fresh) found->second = readable_token(trace, token);
+  return found->second;
+}
+
+std::shared_ptr<const AttentionView> read_attention_view(const TraceReader& trace,
+                                                         const BlockSteps& block,
+                                                         const StepRef& step, std::size_t layer,
+                                                         std::size_t head,
+                                                         AttentionSource& source) {
+  auto view = std::make_shared<AttentionView>();
+  const auto outside = source.keys(trace, block, step, layer, kv_slot_of(trace.info().meta, head));
+  view->map = attention_map(trace, step.row, layer, head, *outside);
+  view->mean = view->map.mean_weights();
+  MapTokens tokens = map_tokens(trace, step.row, view->map);
+  view->regions = std::move(tokens.regions);
+  view->has_pieces = trace.num_pieces() > 0;
+  for (const std::int64_t token : tokens.tokens) {
+    view->texts.push_back(source.text(trace, token));
+  }
+  view->by_position.resize(view->map.num_keys());
+  std::iota(view->by_position.begin(), view->by_position.end(), std::size_t{0});
+  std::ranges::sort(view->by_position, {}, [&](std::size_t n) { return view->map.positions[n]; });
+  return view;
+}
+
+Data<AttentionView> request_attention_view(ViewModel& model,
+                                           const std::shared_ptr<AttentionSource>& source) {
+  if (model.step() == nullptr) return {};
+  const Selection& at = model.selection();
+  return model.ask<AttentionView>(
+      "attention", fmt::format("attention/{}/{}/{}", model.step()->row, at.layer, at.head),
+      [block = *model.block(), step = *model.step(), layer = at.layer, head = at.head, source](
+          const TraceReader& trace, JobControl&) {
+        return read_attention_view(trace, block, step, layer, head, *source);
+      });
+}
+
+std::shared_ptr<const MatrixPayload> binned_weights(const AttentionView& view,
+                                                    std::size_t columns) {
+  const std::size_t keys = view.map.num_keys();
+  SimilarityMatrix matrix;
+  matrix.rows = view.map.num_queries;
+  matrix.columns = std::min(columns, keys);
+  matrix.values.assign(matrix.rows * matrix.columns, std::numeric_limits<float>::quiet_NaN());
+  for (std::size_t place = 0; place < keys; ++place) {
+    const std::size_t column = place * matrix.columns / keys;
+    for (std::size_t q = 0; q < matrix.rows; ++q) {
+      const float weight = view.map.weights[q * keys + view.by_position[place]];
+      float& cell = matrix.values[q * matrix.columns + column];
+      if (!(cell >= weight)) cell = weight;  // also the first, because the cell is NaN
+    }
+  }
+  return with_range(std::move(matrix));
+}
+
+CsvTable attention_table(const AttentionView& view, std::optional<std::size_t> query) {
+  CsvTable table({"position", "token", "region", "weight [share]"});
+  const auto weights = view.weights(query);
+  for (const std::size_t n : view.by_position) {
+    table.add({std::int64_t{view.map.positions[n]}, view.texts[n],
+               std::string(name_of(view.regions[n])), double{weights[n]}});
+  }
+  return table;
+}
+
+CsvTable attention_map_table(const AttentionView& view) {
+  CsvTable table({"query", "position", "weight [share]"});
+  for (std::size_t q = 0; q < view.map.num_queries; ++q) {
+    for (const std::size_t n : view.by_position) {
+      table.add({static_cast<std::int64_t>(q), std::int64_t{view.map.positions[n]},
+                 double{view.map.weights[q * view.map.num_keys() + n]}});
+    }
+  }
+  return table;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,67 @@
+// Data of the Attention panel: the weights of one step, layer and head, with the text of the keys.
+// Computed on the background thread; no ImGui here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "analysis/metrics/attention_map.h"
+#include "viewer/model/csv_table.h"
+#include "viewer/model/view_model.h"
+
+namespace blockscope {
+
+struct AttentionView : Payload {
+  AttentionMap map;
+  std::vector<float> mean;               ///< [N + T], over the block's queries
+  std::vector<std::string> texts;        ///< [N + T], readable; "#id" without a vocabulary
+  std::vector<KeyRegion> regions;        ///< [N + T]
+  std::vector<std::size_t> by_position;  ///< the keys by rising position
+  bool has_pieces = false;               ///< false: there is no text, only token ids
+  std::size_t bytes() const override;
+
+  /// Weights of one query of the block; unset: the mean. [N + T]
+  std::span<const float> weights(std::optional<std::size_t> query) const;
+  /// Sums of these weights by region.
+  std::array<double, kNumKeyRegions> masses(std::span<const float> weights) const;
+};
+
+/// Keeps what the steps of a block share: the keys outside it, and the texts of tokens.
+class AttentionSource {
+ public:
+  std::shared_ptr<const ExternalKeys> keys(const TraceReader& trace, const BlockSteps& block,
+                                           const StepRef& step, std::size_t layer,
+                                           std::size_t kv_head);
+  std::string text(const TraceReader& trace, std::int64_t token);
+
+ private:
+  std::string key_;
+  std::shared_ptr<const ExternalKeys> keys_;
+  std::string texts_of_;  // path
+  std::unordered_map<std::int64_t, std::string> texts_;
+};
+
+std::shared_ptr<const AttentionView> read_attention_view(const TraceReader& trace,
+                                                         const BlockSteps& block,
+                                                         const StepRef& step, std::size_t layer,
+                                                         std::size_t head, AttentionSource& source);
+/// Of the selected step, layer and head. Only the background thread uses `source`.
+Data<AttentionView> request_attention_view(ViewModel& model,
+                                           const std::shared_ptr<AttentionSource>& source);
+
+/// The weights over positions, in `columns` columns of the same width or less: the largest of each.
+/// [1 or B, columns]
+std::shared_ptr<const MatrixPayload> binned_weights(const AttentionView& view, std::size_t columns);
+
+/// position, token, region, weight; by position.
+CsvTable attention_table(const AttentionView& view, std::optional<std::size_t> query);
+/// query, position, weight.
+CsvTable attention_map_table(const AttentionView& view);
+
+}  // namespace blockscope
