@@ -110,14 +110,14 @@ std::size_t kv_slot_of(const TraceMeta& meta, std::size_t head) {
   return static_cast<std::size_t>(found - meta.kv_heads.begin());
 }
 
-ExternalKeys external_keys(const TraceReader& trace, std::int64_t row, std::size_t layer,
-                           std::size_t kv_head) {
+KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t layer,
+                         std::size_t kv_head) {
   require_field(trace, Field::prefix_key, kAttentionMap);
   const TraceMeta& meta = trace.info().meta;
   TraceReader::Prefix all = trace.prefix(Field::prefix_key, row, static_cast<std::int64_t>(layer));
   const auto dim = static_cast<std::ptrdiff_t>(meta.head_dim);
   const auto heads = static_cast<std::ptrdiff_t>(meta.kv_heads.size());
-  ExternalKeys keys{std::move(all.positions), {}};
+  KeysOutside keys{std::move(all.positions), {}};
   keys.values.resize(keys.positions.size() * static_cast<std::size_t>(dim));
   auto out = keys.values.begin();
   for (std::ptrdiff_t n = 0; n < std::ssize(keys.positions); ++n) {
@@ -128,7 +128,7 @@ ExternalKeys external_keys(const TraceReader& trace, std::int64_t row, std::size
 }
 
 AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
-                           std::size_t head, const ExternalKeys& outside) {
+                           std::size_t head, const KeysOutside& outside) {
   require_field(trace, Field::query, kAttentionMap);
   require_field(trace, Field::block_key, kAttentionMap);
   const TraceMeta& meta = trace.info().meta;
@@ -251,12 +251,12 @@ MetricResult attention_matrix(const TraceGroup& traces, const MatrixRequest& req
   AttentionMap first;
   std::vector<double> values;
   std::size_t kv_head = 0;
-  ExternalKeys keys;
+  KeysOutside keys;
   for (const std::size_t head : heads) {
     const std::size_t needed = kv_slot_of(trace.info().meta, head);
     if (values.empty() || needed != kv_head) {
       kv_head = needed;
-      keys = external_keys(trace, row, slot, kv_head);
+      keys = keys_outside(trace, row, slot, kv_head);
     }
     AttentionMap map = attention_map(trace, row, slot, head, keys);
     if (values.empty()) values.resize(map.weights.size());

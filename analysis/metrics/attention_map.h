@@ -14,13 +14,13 @@
 namespace blockscope {
 
 /// Keys of one layer and KV head outside the block, as the row read them.
-struct ExternalKeys {
+struct KeysOutside {
   std::vector<std::int32_t> positions;  ///< [N], ascending
   std::vector<float> values;            ///< [N, head_dim], after QK-norm and RoPE
 };
 /// `layer` and `kv_head` are recorded slots. Throws TraceError below level full.
-ExternalKeys external_keys(const TraceReader& trace, std::int64_t row, std::size_t layer,
-                           std::size_t kv_head);
+KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t layer,
+                         std::size_t kv_head);
 
 struct AttentionMap {
   std::vector<std::int32_t> positions;  ///< [N + T] of the keys: those outside the block, then its
@@ -38,11 +38,11 @@ struct AttentionMap {
 };
 
 /// The weights of exact attention over all keys, under every policy. `layer` and `head` are
-/// recorded slots. `outside`: external_keys() of the same row, layer and the head's KV head. Scores
+/// recorded slots. `outside`: keys_outside() of the same row, layer and the head's KV head. Scores
 /// are accumulated in float32, the softmax in float64. Throws TraceError below level full or for a
 /// row without arrays, CorruptTrace if the number of keys is not the row's context_length.
 AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
-                           std::size_t head, const ExternalKeys& outside);
+                           std::size_t head, const KeysOutside& outside);
 
 /// The recorded slot of the KV head that a recorded query head reads. Throws TraceError if it was
 /// not recorded.

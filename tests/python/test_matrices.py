@@ -71,6 +71,36 @@ def test_cosines_are_those_of_numpy(full):
     np.testing.assert_allclose(found.internal.values[both], want[both], atol=1e-5)
 
 
+@pytest.mark.parametrize("choices, flags", [
+    ({}, []),
+    (dict(layer=2, head=4, step=3, block=1, sequence=2),
+     ["--layer", 2, "--head", 4, "--step", 3, "--block", 1, "--sequence", 2]),
+])
+def test_an_attention_map_is_the_command_s(full, choices, flags):
+    found = blockscope.open(full).attention_map(**choices)
+    metric, = analyze_json(full, "--matrix", "attention", *flags)["metrics"]
+    check_equal(found, metric)
+    assert found.attention.dims == ("position", "key") and found.attrs["title"] == metric["title"]
+    np.testing.assert_allclose(found.attention.sum("key"), 1.0, atol=1e-6)
+    assert blockscope.attention_map(full, **choices).equals(found)
+
+
+def test_an_attention_map_that_there_is_not(full, tmp_path):
+    trace = blockscope.open(full)
+    for choices, words in [
+        (dict(layer=1), "layer: 1 was not recorded. HINT: the trace has 0,2"),
+        (dict(head=6), "head: 6 was not recorded"),
+        (dict(step=0), "step: expected 1"),
+        (dict(step=40), "matrix: none of .* step 40 recorded"),
+        (dict(sequence=9), "matrix: none of 0 blocks"),
+    ]:
+        with pytest.raises(blockscope.UsageError, match=words):
+            trace.attention_map(**choices)
+    low = make(tmp_path / "low.h5", "--level", "outputs")
+    with pytest.raises(blockscope.TraceError, match="low.h5.*--record full"):
+        blockscope.attention_map(low)
+
+
 def test_a_matrix_that_there_is_not(full, tmp_path):
     trace = blockscope.open(full)
     for choices, words in [

@@ -131,7 +131,7 @@ def check_refusals(folder):
     out = folder / "refused.png"
     refused(1, "README.md", "README.md", "--screenshot", out)
     refused(1, "nowhere.h5", folder / "nowhere.h5", "--screenshot", out)
-    refused(2, "trajectory, heads", TRACE, "--screenshot", out, "--panel", "pancake")
+    refused(2, "trajectory, attention, heads", TRACE, "--screenshot", out, "--panel", "pancake")
     refused(2, "viridis, magma", TRACE, "--screenshot", out, "--colormap", "jet")
     refused(2, "name=number", TRACE, "--screenshot", out, "--select", "step")
     refused(2, "layer 99", TRACE, "--screenshot", out, "--select", "layer=99")

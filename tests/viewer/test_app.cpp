@@ -168,7 +168,7 @@ TEST_F(AppTest, HeadsAndCurvesChangeTheMetricAndTheScope) {
   ASSERT_NE(app().state().of<HeadsState>().grid, nullptr);
   EXPECT_GT(app().state().of<HeadsState>().grid->low, 0.0F);
   EXPECT_LT(app().state().of<HeadsState>().grid->high, 1.0F);
-  EXPECT_EQ(app().state().of<HeadsState>().grid_metric, 2U);
+  EXPECT_EQ(app().state().of<HeadsState>().grid_metric, panel_metric("external_mass"));
   EXPECT_TRUE(app().state().of<CurvesState>().recall_head.has_value());
   EXPECT_FALSE(app().state().of<CurvesState>().recall.empty());
 }

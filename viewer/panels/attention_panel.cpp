@@ -8,7 +8,7 @@
 #include <array>
 #include <cmath>
 
-#include "viewer/model/attention_view.h"
+#include "viewer/model/attention_text.h"
 #include "viewer/panels/heatmap_plot.h"
 #include "viewer/panels/panels.h"
 #include "viewer/panels/token_lines.h"
@@ -31,13 +31,13 @@ struct AttentionState {
   std::shared_ptr<AttentionSource> source = std::make_shared<AttentionSource>();
   std::optional<std::int32_t> scroll_to;  ///< place in by_position
   TokenLines lines;
-  std::shared_ptr<const AttentionView> binned_of;
+  std::shared_ptr<const AttentionText> binned_of;
   std::size_t binned_columns = 0;
   std::shared_ptr<const MatrixPayload> binned;
 };
 
 std::optional<std::size_t> query_of(const PanelContext& context, const AttentionState& state,
-                                    const AttentionView& view) {
+                                    const AttentionText& view) {
   const std::optional<std::int32_t> token = context.model.selection().token;
   if (state.mean || !token || *token < 0) return std::nullopt;
   const auto query = static_cast<std::size_t>(*token);
@@ -50,11 +50,11 @@ float shade(float weight, float largest) {
   return largest > 0.0F ? std::sqrt(std::max(0.0F, weight) / largest) : 0.0F;
 }
 
-std::string label_of(const AttentionView& view, std::size_t key) {
+std::string label_of(const AttentionText& view, std::size_t key) {
   return view.has_pieces ? view.texts[key] : fmt::format("{}", view.map.positions[key]);
 }
 
-std::string query_name(const AttentionView& view, std::optional<std::size_t> query) {
+std::string query_name(const AttentionText& view, std::optional<std::size_t> query) {
   if (!query) return "mean of the block's queries";
   const std::int32_t position = view.map.block_start + static_cast<std::int32_t>(*query);
   for (std::size_t n = view.map.num_external; n < view.map.num_keys(); ++n) {
@@ -93,7 +93,7 @@ void draw_attention_controls(PanelContext& context, AttentionState& state) {
   ImGui::EndDisabled();
 }
 
-void draw_regions(const AttentionView& view, std::span<const float> weights, float scale) {
+void draw_regions(const AttentionText& view, std::span<const float> weights, float scale) {
   const auto masses = view.masses(weights);
   const ImVec2 low = ImGui::GetCursorScreenPos();
   const float width = std::max(40.0F, ImGui::GetContentRegionAvail().x);
@@ -122,7 +122,7 @@ void draw_regions(const AttentionView& view, std::span<const float> weights, flo
   ImGui::NewLine();
 }
 
-void key_tooltip(const AttentionView& view, std::span<const float> weights, std::size_t key) {
+void key_tooltip(const AttentionText& view, std::span<const float> weights, std::size_t key) {
   ImGui::SetTooltip("position %d (%s): \"%s\"\nweight %.4g", view.map.positions[key],
                     kRegionNames[static_cast<std::size_t>(view.regions[key])],
                     view.texts[key].c_str(), double{weights[key]});
@@ -138,7 +138,7 @@ struct KeyStrip {
 };
 
 /// Marks above the strip for the largest weights.
-void draw_largest(const AttentionView& view, std::span<const float> weights,
+void draw_largest(const AttentionText& view, std::span<const float> weights,
                   const KeyStrip& strip) {
   std::vector<std::size_t> top(weights.size());
   for (std::size_t i = 0; i < top.size(); ++i) top[i] = i;
@@ -159,7 +159,7 @@ void draw_largest(const AttentionView& view, std::span<const float> weights,
 
 /// All keys in one strip: each pixel has the colour of its largest weight. The largest of all have
 /// a mark. Returns the place under the mouse, and whether the mouse is pressed there.
-std::pair<std::int64_t, bool> draw_key_strip(PanelContext& context, const AttentionView& view,
+std::pair<std::int64_t, bool> draw_key_strip(PanelContext& context, const AttentionText& view,
                                              std::span<const float> weights, float largest,
                                              KeyStrip& strip) {
   const float line = ImGui::GetTextLineHeight();
@@ -196,7 +196,7 @@ struct ShownWeights {
   std::optional<std::size_t> query;
 };
 
-void draw_key_line(const PanelContext& context, const AttentionView& view,
+void draw_key_line(const PanelContext& context, const AttentionText& view,
                    const ShownWeights& shown, const TokenLines& lines, std::size_t line, ImVec2 at,
                    float gutter) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
@@ -228,10 +228,10 @@ void draw_key_line(const PanelContext& context, const AttentionView& view,
 
 /// The text of all keys. Returns the place that was clicked.
 std::optional<std::size_t> draw_key_text(PanelContext& context, AttentionState& state,
-                                         const std::shared_ptr<const AttentionView>& data,
+                                         const std::shared_ptr<const AttentionText>& data,
                                          std::span<const float> weights, float largest,
                                          std::optional<std::size_t> query, SeenLines& seen) {
-  const AttentionView& view = *data;
+  const AttentionText& view = *data;
   ImGui::BeginChild("text", ImVec2(0, 0), ImGuiChildFlags_None,
                     ImGuiWindowFlags_AlwaysVerticalScrollbar);
   const float gutter = ImGui::CalcTextSize("000000").x;
@@ -274,7 +274,7 @@ std::optional<std::size_t> draw_key_text(PanelContext& context, AttentionState& 
 }
 
 /// A click on a token of the block makes it the query; a click on the query shows the mean again.
-void take_click(PanelContext& context, AttentionState& state, const AttentionView& view,
+void take_click(PanelContext& context, AttentionState& state, const AttentionText& view,
                 std::size_t place, std::optional<std::size_t> query) {
   const std::size_t key = view.by_position[place];
   if (key < view.map.num_external) return;
@@ -290,8 +290,8 @@ void take_click(PanelContext& context, AttentionState& state, const AttentionVie
 }
 
 void draw_attention_text(PanelContext& context, AttentionState& state,
-                         const std::shared_ptr<const AttentionView>& data) {
-  const AttentionView& view = *data;
+                         const std::shared_ptr<const AttentionText>& data) {
+  const AttentionText& view = *data;
   const auto query = query_of(context, state, view);
   const auto weights = view.weights(query);
   ImGui::TextUnformatted(query_name(view, query).c_str());
@@ -319,7 +319,7 @@ void draw_attention_text(PanelContext& context, AttentionState& state,
 }
 
 void draw_attention_map(PanelContext& context, AttentionState& state,
-                        const std::shared_ptr<const AttentionView>& data) {
+                        const std::shared_ptr<const AttentionText>& data) {
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const auto columns = static_cast<std::size_t>(std::clamp(space.x, 64.0F, 4096.0F));
   if (state.binned_of != data || state.binned_columns != columns) {
@@ -367,7 +367,7 @@ void draw_attention_panel(PanelContext& context) {
   }
   AttentionState& state = context.state.of<AttentionState>();
   draw_attention_controls(context, state);
-  const auto data = request_attention_view(context.model, state.source);
+  const auto data = request_attention_text(context.model, state.source);
   if (!ready_or_explain(data)) return;
   if (state.mode == 0) return draw_attention_text(context, state, data.value);
   draw_attention_map(context, state, data.value);
@@ -378,7 +378,7 @@ std::optional<CsvTable> attention_panel_table(PanelContext& context) {
     return std::nullopt;
   }
   AttentionState& state = context.state.of<AttentionState>();
-  const auto data = request_attention_view(context.model, state.source);
+  const auto data = request_attention_text(context.model, state.source);
   if (!data.value) return std::nullopt;
   if (state.mode != 0) return attention_map_table(*data.value);
   return attention_table(*data.value, query_of(context, state, *data.value));

@@ -1,4 +1,4 @@
-#include "viewer/model/attention_view.h"
+#include "viewer/model/attention_text.h"
 
 #include <fmt/format.h>
 
@@ -9,19 +9,19 @@
 
 namespace blockscope {
 
-std::size_t AttentionView::bytes() const {
+std::size_t AttentionText::bytes() const {
   std::size_t sum = sizeof(*this) + (map.weights.size() + mean.size()) * sizeof(float) +
                     map.positions.size() * (sizeof(std::int32_t) + sizeof(std::size_t) + 1);
   for (const std::string& text : texts) sum += sizeof(text) + text.capacity();
   return sum;
 }
 
-std::span<const float> AttentionView::weights(std::optional<std::size_t> query) const {
+std::span<const float> AttentionText::weights(std::optional<std::size_t> query) const {
   if (!query || *query >= map.num_queries) return mean;
   return std::span(map.weights).subspan(*query * map.num_keys(), map.num_keys());
 }
 
-std::array<double, kNumKeyRegions> AttentionView::masses(std::span<const float> weights) const {
+std::array<double, kNumKeyRegions> AttentionText::masses(std::span<const float> weights) const {
   std::array<double, kNumKeyRegions> sums{};
   for (std::size_t n = 0; n < weights.size(); ++n) {
     sums.at(static_cast<std::size_t>(regions[n])) += double{weights[n]};
@@ -29,17 +29,17 @@ std::array<double, kNumKeyRegions> AttentionView::masses(std::span<const float> 
   return sums;
 }
 
-std::shared_ptr<const ExternalKeys> AttentionSource::keys(const TraceReader& trace,
-                                                          const BlockSteps& block,
-                                                          const StepRef& step, std::size_t layer,
-                                                          std::size_t kv_head) {
+std::shared_ptr<const KeysOutside> AttentionSource::keys(const TraceReader& trace,
+                                                         const BlockSteps& block,
+                                                         const StepRef& step, std::size_t layer,
+                                                         std::size_t kv_head) {
   // Only a bidirectional model's keys outside the block change from step to step.
   const std::int64_t row = trace.info().meta.bidirectional ? step.row : block.steps.front().row;
   const std::string key =
       fmt::format("{}/{}/{}/{}/{}", trace.info().path, trace.info().num_rows, row, layer, kv_head);
   if (key_ != key) {
     key_.clear();
-    keys_ = std::make_shared<ExternalKeys>(external_keys(trace, step.row, layer, kv_head));
+    keys_ = std::make_shared<KeysOutside>(keys_outside(trace, step.row, layer, kv_head));
     key_ = key;
   }
   return keys_;
@@ -55,12 +55,12 @@ std::string AttentionSource::text(const TraceReader& trace, std::int64_t token) 
   return found->second;
 }
 
-std::shared_ptr<const AttentionView> read_attention_view(const TraceReader& trace,
+std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trace,
                                                          const BlockSteps& block,
                                                          const StepRef& step, std::size_t layer,
                                                          std::size_t head,
                                                          AttentionSource& source) {
-  auto view = std::make_shared<AttentionView>();
+  auto view = std::make_shared<AttentionText>();
   const auto outside = source.keys(trace, block, step, layer, kv_slot_of(trace.info().meta, head));
   view->map = attention_map(trace, step.row, layer, head, *outside);
   view->mean = view->map.mean_weights();
@@ -76,19 +76,19 @@ std::shared_ptr<const AttentionView> read_attention_view(const TraceReader& trac
   return view;
 }
 
-Data<AttentionView> request_attention_view(ViewModel& model,
+Data<AttentionText> request_attention_text(ViewModel& model,
                                            const std::shared_ptr<AttentionSource>& source) {
   if (model.step() == nullptr) return {};
   const Selection& at = model.selection();
-  return model.ask<AttentionView>(
+  return model.ask<AttentionText>(
       "attention", fmt::format("attention/{}/{}/{}", model.step()->row, at.layer, at.head),
       [block = *model.block(), step = *model.step(), layer = at.layer, head = at.head, source](
           const TraceReader& trace, JobControl&) {
-        return read_attention_view(trace, block, step, layer, head, *source);
+        return read_attention_text(trace, block, step, layer, head, *source);
       });
 }
 
-std::shared_ptr<const MatrixPayload> binned_weights(const AttentionView& view,
+std::shared_ptr<const MatrixPayload> binned_weights(const AttentionText& view,
                                                     std::size_t columns) {
   const std::size_t keys = view.map.num_keys();
   SimilarityMatrix matrix;
@@ -106,7 +106,7 @@ std::shared_ptr<const MatrixPayload> binned_weights(const AttentionView& view,
   return with_range(std::move(matrix));
 }
 
-CsvTable attention_table(const AttentionView& view, std::optional<std::size_t> query) {
+CsvTable attention_table(const AttentionText& view, std::optional<std::size_t> query) {
   CsvTable table({"position", "token", "region", "weight [share]"});
   const auto weights = view.weights(query);
   for (const std::size_t n : view.by_position) {
@@ -116,7 +116,7 @@ CsvTable attention_table(const AttentionView& view, std::optional<std::size_t> q
   return table;
 }
 
-CsvTable attention_map_table(const AttentionView& view) {
+CsvTable attention_map_table(const AttentionText& view) {
   CsvTable table({"query", "position", "weight [share]"});
   for (std::size_t q = 0; q < view.map.num_queries; ++q) {
     for (const std::size_t n : view.by_position) {

@@ -17,7 +17,7 @@
 
 namespace blockscope {
 
-struct AttentionView : Payload {
+struct AttentionText : Payload {
   AttentionMap map;
   std::vector<float> mean;               ///< [N + T], over the block's queries
   std::vector<std::string> texts;        ///< [N + T], readable; "#id" without a vocabulary
@@ -35,33 +35,33 @@ struct AttentionView : Payload {
 /// Keeps what the steps of a block share: the keys outside it, and the texts of tokens.
 class AttentionSource {
  public:
-  std::shared_ptr<const ExternalKeys> keys(const TraceReader& trace, const BlockSteps& block,
-                                           const StepRef& step, std::size_t layer,
-                                           std::size_t kv_head);
+  std::shared_ptr<const KeysOutside> keys(const TraceReader& trace, const BlockSteps& block,
+                                          const StepRef& step, std::size_t layer,
+                                          std::size_t kv_head);
   std::string text(const TraceReader& trace, std::int64_t token);
 
  private:
   std::string key_;
-  std::shared_ptr<const ExternalKeys> keys_;
+  std::shared_ptr<const KeysOutside> keys_;
   std::string texts_of_;  // path
   std::unordered_map<std::int64_t, std::string> texts_;
 };
 
-std::shared_ptr<const AttentionView> read_attention_view(const TraceReader& trace,
+std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trace,
                                                          const BlockSteps& block,
                                                          const StepRef& step, std::size_t layer,
                                                          std::size_t head, AttentionSource& source);
 /// Of the selected step, layer and head. Only the background thread uses `source`.
-Data<AttentionView> request_attention_view(ViewModel& model,
+Data<AttentionText> request_attention_text(ViewModel& model,
                                            const std::shared_ptr<AttentionSource>& source);
 
 /// The weights over positions, in `columns` columns of the same width or less: the largest of each.
 /// [1 or B, columns]
-std::shared_ptr<const MatrixPayload> binned_weights(const AttentionView& view, std::size_t columns);
+std::shared_ptr<const MatrixPayload> binned_weights(const AttentionText& view, std::size_t columns);
 
 /// position, token, region, weight; by position.
-CsvTable attention_table(const AttentionView& view, std::optional<std::size_t> query);
+CsvTable attention_table(const AttentionText& view, std::optional<std::size_t> query);
 /// query, position, weight.
-CsvTable attention_map_table(const AttentionView& view);
+CsvTable attention_map_table(const AttentionText& view);
 
 }  // namespace blockscope
