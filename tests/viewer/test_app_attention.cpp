@@ -103,7 +103,6 @@ TEST(AttentionText, ColumnsKeepTheLargestWeight) {
   view.map.num_external = 4;
   view.map.weights = {0.1F, 0.2F, 0.3F, 0.1F, 0.0F, 0.3F, 0.6F, 0.0F, 0.1F, 0.1F, 0.1F, 0.1F};
   view.by_position = {0, 1, 4, 5, 2, 3};
-  view.mean = view.map.mean_weights();
   const auto three = binned_weights(view, 3);
   EXPECT_THAT(three->matrix.values, ::testing::ElementsAre(0.2F, 0.3F, 0.3F, 0.6F, 0.1F, 0.1F));
   EXPECT_EQ(binned_weights(view, 100)->matrix.columns, 6U);
