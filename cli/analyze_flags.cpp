@@ -129,6 +129,11 @@ void add_analyze_flags(CLI::App& command, AnalyzeFlags& flags) {
   command
       .add_option("--taus", flags.taus, "Compute the reuse error for these tau, such as 1,2,inf")
       ->delimiter(',');
+  command
+      .add_option("--sink-factor", flags.sink_factor,
+                  "Call a key a sink if it receives more than this times the mean")
+      ->check(real_number(0.0, 1e9, false))
+      ->capture_default_str();
   command.add_option("--backbone", flags.backbone,
                      "Compare the five query stages with this backbone trace, captured with "
                      "--replay of the trace");
@@ -155,6 +160,9 @@ std::vector<std::pair<std::string, std::string>> given_selection(const AnalyzeFl
   add("--sequence", flags.sequences);
   add("--set-sizes", flags.set_sizes);
   add("--taus", fmt::format("{}", fmt::join(flags.taus, ",")));
+  if (flags.sink_factor != MetricOptions{}.sink_factor) {
+    add("--sink-factor", fmt::format("{}", flags.sink_factor));
+  }
   if (flags.from_summary) given.emplace_back("--from-summary", "1");
   return given;
 }
@@ -182,6 +190,7 @@ AnalyzeSelection parse_selection(const AnalyzeFlags& flags, const TraceShape& sh
 MetricOptions metric_options(const AnalyzeFlags& flags) {
   MetricOptions options;
   options.from_summary = flags.from_summary;
+  options.sink_factor = flags.sink_factor;
   if (!flags.set_sizes.empty())
     options.set_sizes = parse_index_set(flags.set_sizes, "--set-sizes", 1);
   if (!flags.taus.empty()) {

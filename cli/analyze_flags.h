@@ -22,6 +22,7 @@ struct AnalyzeFlags {
   bool from_summary = false;
   std::string set_sizes;
   std::vector<std::string> taus;
+  double sink_factor = MetricOptions{}.sink_factor;
   // Which part of the traces.
   std::string layers, heads, steps, blocks, sequences;
   // One matrix instead of metrics.

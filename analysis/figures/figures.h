@@ -47,6 +47,9 @@ std::optional<ReportFigure> gamma_curves(const std::vector<ReuseCurve>& curves);
 std::optional<ReportFigure> recall_over_steps(const MetricResult& result);
 /// MAGE, Fig. 1a: how many times k the union of the tokens' sets is. `result`: `union_size`.
 std::optional<ReportFigure> union_sizes(const MetricResult& result);
+/// Whether attention sinks stay from step to step, and what they receive. `result`: `sinks`.
+std::optional<ReportFigure> sinks_over_steps(const MetricResult& result);
+std::optional<ReportTable> sinks_by_layer(const MetricResult& result);
 /// MAGE, Fig. 3: estimation accuracy of sets shared by a block. `result`: `est_acc`.
 std::optional<ReportFigure> estimation_accuracy(const MetricResult& result);
 /// MAGE, Table 2. `result`: `query_statistics`, or `query_comparison` with the backbone's rows.

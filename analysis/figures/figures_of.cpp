@@ -35,6 +35,7 @@ const std::map<std::string, Draw>& figure_table() {
       {"reuse_error", drawings(reuse_error_by_layer)},
       {"recall", drawings(recall_over_steps)},
       {"union_size", drawings(union_sizes)},
+      {"sinks", drawings(sinks_over_steps)},
       {"est_acc", drawings(estimation_accuracy)},
       {"selection", drawings(selection_over_steps)},
       {"cache", drawings(cache_rows_map, cache_rows_over_steps, cache_staleness)},

@@ -19,7 +19,6 @@ namespace blockscope {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
-constexpr std::int32_t kFirstPositions = 4;
 constexpr const char* kAttentionMap = "the attention map";
 
 /// A pass of a target over a draft's tokens is causal inside the block.

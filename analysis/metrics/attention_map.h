@@ -48,9 +48,12 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
 /// not recorded.
 std::size_t kv_slot_of(const TraceMeta& meta, std::size_t head);
 
+/// The first positions of a sequence, where attention sinks are (StreamingLLM, arXiv 2309.17453).
+inline constexpr std::int32_t kFirstPositions = 4;
+
 /// What stands at a key's position.
 enum class KeyRegion : std::uint8_t {
-  first,    ///< the first 4 positions, where attention sinks are (StreamingLLM, arXiv 2309.17453)
+  first,    ///< the first kFirstPositions
   prompt,   ///< the rest of the prompt
   answer,   ///< decoded before the block
   decided,  ///< in the block, decided

@@ -15,6 +15,7 @@
 #include "analysis/metrics/router.h"
 #include "analysis/metrics/selection.h"
 #include "analysis/metrics/similarity_metric.h"
+#include "analysis/metrics/sinks.h"
 #include "analysis/metrics/union_size.h"
 #include "decode_record/base/error.h"
 
@@ -24,6 +25,7 @@ namespace {
 constexpr std::string_view kFromSummary = "--from-summary";
 constexpr std::string_view kSetSizes = "--set-sizes";
 constexpr std::string_view kTaus = "--taus";
+constexpr std::string_view kSinkFactor = "--sink-factor";
 
 }  // namespace
 
@@ -54,6 +56,16 @@ const std::vector<MetricInfo>& all_metrics() {
        [](const MetricOptions& options) { return std::make_unique<UnionSizeMetric>(options); },
        std::nullopt,
        {{"union size", "union_size", "|union| / k"}}},
+      {"sinks",
+       "prefix keys that receive much more than their share, and how they move",
+       "sets",
+       true,
+       {kSinkFactor},
+       make_sinks_metric,
+       std::nullopt,
+       {{"sinks", "sinks", "keys"},
+        {"probability on sinks", "sink_mass", "share"},
+        {"sinks that stay", "kept", "share"}}},
       {"est_acc",
        "share of each token's top-k set that the block's set contains",
        "full",

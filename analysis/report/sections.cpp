@@ -109,6 +109,16 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
   return section.take();
 }
 
+ReportSection attention_section(const ReportMetrics& metrics) {
+  SectionBuilder section(metrics, "attention", "Where attention goes",
+                         "Attention sinks are prefix keys that receive much more attention than "
+                         "the others, often without any meaning of their own. In diffusion models "
+                         "they can move from step to step.");
+  section.add_from("sinks", sinks_over_steps);
+  section.add_from("sinks", sinks_by_layer);
+  return section.take();
+}
+
 ReportSection sets_section(const ReportMetrics& metrics) {
   SectionBuilder section(
       metrics, "sets", "Which keys matter",

@@ -29,6 +29,7 @@ ReportSection stability_section(const TraceGroup& traces, const PictureChoice& c
 /// What reuse would save and cost.
 ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& reuse);
 /// MAGE's observations: key sets and query statistics.
+ReportSection attention_section(const ReportMetrics& metrics);
 ReportSection sets_section(const ReportMetrics& metrics);
 /// Keys that a sparse policy read, for traces of sparse policies.
 ReportSection selection_section(const ReportMetrics& metrics);

@@ -56,6 +56,13 @@ def names(name: str, given: Union[str, Iterable[str], None]) -> list[str]:
     return found
 
 
+def above_zero(name: str, given: float) -> float:
+    value = float(given)
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{name}: expected a number above 0, got {given!r}")
+    return value
+
+
 def taus_of(given: Iterable[float] | None) -> list[float]:
     found = [float(tau) for tau in given] if given is not None else []
     if any(not tau > 0 for tau in found):

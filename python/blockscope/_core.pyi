@@ -58,6 +58,7 @@ def analyze(
     by: list[str],
     taus: list[float],
     set_sizes: list[int],
+    sink_factor: float,
     from_summary: bool,
     threads: int,
     memory_mib: int,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypedDict, Union, overload
 
 from . import _core
-from ._arguments import Indices, Traces, indices, names, taus_of, whole
+from ._arguments import Indices, Traces, above_zero, indices, names, taus_of, whole
 from ._paths import PathLike, encode_all, telling_missing, text
 from ._progress import Progress, Shown
 from .errors import UsageError
@@ -29,6 +29,7 @@ class Choices(TypedDict, total=False):
     by: Union[str, Iterable[str], None]
     taus: Union[Iterable[float], None]
     set_sizes: Indices
+    sink_factor: float
     from_summary: bool
     threads: int
     memory_mib: int
@@ -81,6 +82,7 @@ def analyze(
     by: Union[str, Iterable[str], None] = None,
     taus: Iterable[float] | None = None,
     set_sizes: Indices = None,
+    sink_factor: float = 3.0,
     from_summary: bool = False,
     threads: int = 0,
     memory_mib: int = 256,
@@ -100,6 +102,7 @@ def analyze(
             always stay. Arrays without these axes are left out. None keeps everything.
         taus: tau of the reuse error; may include float("inf").
         set_sizes: k of recall.
+        sink_factor: a key that receives more than this times the mean is a sink.
         from_summary: reads the recorder's summaries even if the trace has the arrays.
         threads: 0 for one per core.
         memory_mib: MiB for arrays in memory at one time.
@@ -130,6 +133,7 @@ def analyze(
             names("by", by),
             taus_of(taus),
             sizes or [],
+            above_zero("sink_factor", sink_factor),
             bool(from_summary),
             whole("threads", threads, 0, 4096),
             whole("memory_mib", memory_mib, 1, 2**20),

@@ -15,12 +15,13 @@ from family_case import write_family
 
 USAGE = 2
 OF_RUN = {"--layer": "1", "--head": "0", "--step": "2", "--from-summary": None, "--set-sizes": "2",
-          "--taus": "2"}
+          "--taus": "2", "--sink-factor": "2"}
 # What each metric looks at; every other pair with OF_RUN is idle.
 METRICS = {
     "similarity": ("--layer", "--head", "--step", "--from-summary"),
     "recall": ("--layer", "--head", "--step", "--from-summary", "--set-sizes"),
     "union_size": ("--layer", "--head", "--step", "--from-summary"),
+    "sinks": ("--layer", "--head", "--step", "--sink-factor"),
     "est_acc": ("--layer", "--head", "--step"),
     "selection": ("--layer", "--head", "--step"),
     "router": ("--layer", "--step"),
@@ -40,7 +41,7 @@ IDLE = [
         ["--csv", "f"], ["--json", "f"], ["--hdf5", "f"], ["--metric", "recall"], ["--by", "layer"],
         ["--layer", "0"], ["--threads", "1"], ["--quiet"], ["--force"], ["--backbone", "T"])],
     *[(["analyze", "T", "--matrix", "token"], option) for option in (
-        ["--taus", "1"], ["--set-sizes", "2"], ["--from-summary"], ["--threads", "1"],
+        ["--taus", "1"], ["--set-sizes", "2"], ["--sink-factor", "2"], ["--from-summary"], ["--threads", "1"],
         ["--memory", "9"])],
     *[(["analyze", "T", "--matrix", "step"], option) for option in (["--step", "1"], ["--row-a", "0"])],
     *[(["analyze", "T", "--matrix", "token", "--row-a", "1", "--row-b", "2"], option) for option in (

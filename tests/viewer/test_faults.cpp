@@ -268,7 +268,7 @@ TEST(TooLarge, IsHeldUntilSomebodyAgrees) {
 }
 
 TEST(Cancelling, HoldsTheJobUntilItIsWantedAgain) {
-  struct Number : Payload {
+  struct Kept : Payload {
     std::size_t bytes() const override { return 8; }
   };
   DataService data(1000);
@@ -278,12 +278,12 @@ TEST(Cancelling, HoldsTheJobUntilItIsWantedAgain) {
       control.report(1, 2);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    return std::make_shared<Number>();
+    return std::make_shared<Kept>();
   };
   const auto wait = [&](const auto& done) {
-    Data<Number> answer;
+    Data<Kept> answer;
     for (int i = 0; i < 5000; ++i) {
-      answer = data.request<Number>("slot", "key", job);
+      answer = data.request<Kept>("slot", "key", job);
       if (done(answer)) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
