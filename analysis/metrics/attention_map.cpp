@@ -71,28 +71,35 @@ void add_scores(std::span<const float> queries, std::size_t rows, std::span<cons
   }
 }
 
-/// log(sum(exp(x))); -inf without a value above -inf.
-double log_sum_exp(std::span<const float> x) {
+/// Replaces the scores of one side by exp(score - L), with L the side's log-sum-exp, and returns L:
+/// -inf, and weights 0, without a score above -inf.
+double softmax_of_side(std::span<float> scores) {
   float most = -std::numeric_limits<float>::infinity();
-  for (const float value : x) most = std::max(most, value);
-  if (most == -std::numeric_limits<float>::infinity()) return kNothing;
+  for (const float score : scores) most = std::max(most, score);
+  if (most == -std::numeric_limits<float>::infinity()) {
+    std::ranges::fill(scores, 0.0F);
+    return kNothing;
+  }
   double sum = 0.0;
-  for (const float value : x) sum += std::exp(double{value} - double{most});
+  for (float& score : scores) {
+    const double weight = std::exp(double{score} - double{most});
+    sum += weight;
+    score = static_cast<float>(weight);
+  }
+  for (float& score : scores) score = static_cast<float>(double{score} / sum);
   return double{most} + std::log(sum);
 }
 
-double log_add(double a, double b) {
-  const double most = std::max(a, b);
-  return most == kNothing ? kNothing : most + std::log1p(std::exp(std::min(a, b) - most));
-}
-
-/// Turns the scores of one query into weights.
+/// Turns the scores of one query into weights over both sides.
 void normalise(std::span<float> row, std::size_t num_external, double& outside, double& inside) {
-  outside = log_sum_exp(row.subspan(0, num_external));
-  inside = log_sum_exp(row.subspan(num_external));
-  const double all = log_add(outside, inside);
-  for (float& x : row) {
-    x = all == kNothing ? 0.0F : static_cast<float>(std::exp(double{x} - all));
+  outside = softmax_of_side(row.subspan(0, num_external));
+  inside = softmax_of_side(row.subspan(num_external));
+  const double most = std::max(outside, inside);
+  if (most == kNothing) return;
+  const double external = 1.0 / (1.0 + std::exp(inside - outside));
+  const double internal = 1.0 / (1.0 + std::exp(outside - inside));
+  for (std::size_t n = 0; n < row.size(); ++n) {
+    row[n] = static_cast<float>(double{row[n]} * (n < num_external ? external : internal));
   }
 }
 
