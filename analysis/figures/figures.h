@@ -91,6 +91,10 @@ std::optional<ReportTable> decoding_means(const MetricResult& result);
 std::optional<ReportFigure> decoding_over_steps(const MetricResult& result);
 std::optional<ReportFigure> settled_map(const MetricResult& result);
 
+/// When final tokens are known, and in which order they are decided. `result`: `settling`.
+std::optional<ReportFigure> settled_by_share(const MetricResult& result);
+std::optional<ReportTable> settling_means(const MetricResult& result);
+
 /// All drawings of a metric's result; some metrics have none.
 std::vector<Figure> figures_of(const MetricResult& result);
 

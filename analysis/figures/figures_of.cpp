@@ -41,6 +41,7 @@ const std::map<std::string, Draw>& figure_table() {
       {"cache", drawings(cache_rows_map, cache_rows_over_steps, cache_staleness)},
       {"router", drawings(router_usage_map, router_agreement)},
       {"draft", drawings(draft_lengths, draft_positions, draft_reasons, draft_speedup)},
+      {"settling", drawings(settled_by_share)},
       {"decoding", drawings(decoding_over_steps, settled_map)},
   };
   return table;

@@ -14,6 +14,7 @@
 #include "analysis/metrics/reuse_error.h"
 #include "analysis/metrics/router.h"
 #include "analysis/metrics/selection.h"
+#include "analysis/metrics/settling.h"
 #include "analysis/metrics/similarity_metric.h"
 #include "analysis/metrics/sinks.h"
 #include "analysis/metrics/union_size.h"
@@ -122,6 +123,12 @@ const std::vector<MetricInfo>& all_metrics() {
        true,
        {kTaus},
        [](const MetricOptions& options) { return std::make_unique<DecodingMetric>(options); }},
+      {"settling",
+       "step from which the final token is predicted, and order of the decisions",
+       "trajectory",
+       true,
+       {},
+       [](const MetricOptions&) { return make_settling_metric(); }},
       {"similarity_states",
        "cosine of queries, keys, values and hidden states between adjacent steps",
        "outputs",

@@ -207,6 +207,8 @@ ReportSection decoding_section(const ReportMetrics& metrics) {
   section.add_from("decoding", decoding_means);
   section.add_from("decoding", decoding_over_steps);
   section.add_from("decoding", settled_map);
+  section.add_from("settling", settled_by_share);
+  section.add_from("settling", settling_means);
   return section.take();
 }
 

@@ -29,6 +29,7 @@ METRICS = {
     "draft": ("--layer", "--head"),
     "query_statistics": ("--layer", "--head", "--step", "--from-summary"),
     "decoding": ("--step", "--taus"),
+    "settling": ("--step",),
     "similarity_states": ("--layer", "--head", "--step"),
     "token_matrix": ("--layer",),
     "external_mass": ("--layer", "--head", "--step", "--from-summary"),

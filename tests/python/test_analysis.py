@@ -213,7 +213,7 @@ def test_mistakes_are_told(plain, tmp_path):
     with pytest.raises(blockscope.TraceError, match="low.h5"):
         blockscope.analyze(low, "similarity")
     everything = blockscope.analyze(low)
-    assert list(everything) == ["decoding"] and "--record" in everything.unavailable["similarity"]
+    assert list(everything) == ["decoding", "settling"] and "--record" in everything.unavailable["similarity"]
 
 
 def test_a_trace_cut_while_it_is_open_is_told(plain):
