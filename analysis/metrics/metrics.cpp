@@ -7,6 +7,7 @@
 #include "analysis/metrics/cache.h"
 #include "analysis/metrics/decoding.h"
 #include "analysis/metrics/draft.h"
+#include "analysis/metrics/drift.h"
 #include "analysis/metrics/estimation_accuracy.h"
 #include "analysis/metrics/external_mass_metric.h"
 #include "analysis/metrics/query_statistics.h"
@@ -140,6 +141,12 @@ const std::vector<MetricInfo>& all_metrics() {
         {"similarity of keys", "similarity_key", "cosine"},
         {"similarity of values", "similarity_value", "cosine"},
         {"similarity of hidden", "similarity_hidden", "cosine"}}},
+      {"drift",
+       "cosine of a position's states between adjacent steps, by distance to its decision",
+       "outputs",
+       false,
+       {},
+       [](const MetricOptions&) { return make_drift_metric(); }},
       {"token_matrix",
        "token x token cosines of A_out and A_in between adjacent steps",
        "outputs",

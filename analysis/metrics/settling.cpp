@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "analysis/math/running_mean.h"
+#include "analysis/metrics/block_decisions.h"
 #include "analysis/metrics/decoding.h"
 #include "analysis/pass/exact_values.h"
 
@@ -17,11 +18,8 @@ constexpr const char* kSettlingMetric = "settling";
 constexpr std::size_t kMostOrder = 4;  // k of AR-ness
 constexpr std::size_t kShares = 10;
 
-/// The decisions and predictions of one block. Steps count from 0.
-struct BlockHistory {
-  std::vector<std::vector<std::int32_t>> predictions;  // [steps][B], -1: none
-  std::vector<std::int64_t> token, decided;            // [B]; decided -1: not decided
-};
+/// Predictions of one block, [steps][B], -1: none.
+using Predictions = std::vector<std::vector<std::int32_t>>;
 
 class SettlingMetric final : public StepMetric {
  public:
@@ -40,21 +38,24 @@ class SettlingMetric final : public StepMetric {
       ++left_out_["blocks of one position, or rounds of a draft"];
       return;
     }
-    if (block.steps.empty()) return;
-    const BlockHistory history = read(block);
-    const auto steps = static_cast<std::int64_t>(block.steps.size());
-    for (std::size_t p = 0; p < history.token.size(); ++p) {
-      if (history.decided[p] >= 0) add_position(history, p, steps);
+    const BlockDecisions decisions = decisions_of(*trace_, block);
+    Predictions predictions;
+    for (const StepRef& step : block.steps) {
+      predictions.push_back(trace_->read_ints(Field::prediction_token, step.row, 1));
     }
-    add_order(history);
+    const auto steps = static_cast<std::int64_t>(block.steps.size());
+    for (std::size_t p = 0; p < decisions.token.size(); ++p) {
+      if (decisions.index[p] >= 0) add_position(decisions, predictions, p, steps);
+    }
+    add_order(decisions);
   }
 
   MetricResult finish() override;
 
  private:
-  BlockHistory read(const BlockSteps& block) const;
-  void add_position(const BlockHistory& history, std::size_t p, std::int64_t steps);
-  void add_order(const BlockHistory& history);
+  void add_position(const BlockDecisions& decisions, const Predictions& predictions, std::size_t p,
+                    std::int64_t steps);
+  void add_order(const BlockDecisions& decisions);
 
   const TraceReader* trace_ = nullptr;
   bool ordered_ = false;
@@ -66,48 +67,23 @@ class SettlingMetric final : public StepMetric {
   LeftOut left_out_;
 };
 
-BlockHistory SettlingMetric::read(const BlockSteps& block) const {
-  const auto length = static_cast<std::size_t>(block_length_);
-  BlockHistory history{
-      {}, std::vector<std::int64_t>(length, -1), std::vector<std::int64_t>(length, -1)};
-  const auto prompt = static_cast<std::int64_t>(trace_->sequence(block.sequence).prompt.size());
-  const std::int64_t origin = block.steps.front().block_start - prompt;
-  for (std::size_t t = 0; t < block.steps.size(); ++t) {
-    const StepRef& step = block.steps[t];
-    history.predictions.push_back(trace_->read_ints(Field::prediction_token, step.row, 1));
-    for (const SequenceDelta& part : trace_->delta(step.row).rows) {
-      for (std::size_t i = 0; i < part.transfer_index.size(); ++i) {
-        const std::int64_t position = part.transfer_index[i] - origin;
-        if (position < 0 || position >= block_length_) continue;
-        const auto source = static_cast<std::size_t>(
-            part.transfer_src_index.empty() ? part.transfer_index[i] : part.transfer_src_index[i]);
-        if (source >= part.decoded_tokens.size()) continue;
-        const auto at = static_cast<std::size_t>(position);
-        history.token[at] = part.decoded_tokens[source];
-        const bool taken_back = history.token[at] == trace_->info().meta.mask_token_id;
-        history.decided[at] = taken_back ? -1 : static_cast<std::int64_t>(t);
-      }
-    }
-  }
-  return history;
-}
-
-void SettlingMetric::add_position(const BlockHistory& history, std::size_t p, std::int64_t steps) {
-  const std::int64_t decided = history.decided[p];
+void SettlingMetric::add_position(const BlockDecisions& decisions, const Predictions& predictions,
+                                  std::size_t p, std::int64_t steps) {
+  const std::int64_t decided = decisions.index[p];
   std::int64_t settled = decided;
   std::int64_t flips = 0;
   std::int32_t before = -1;
   bool same = true;  // so far, from the last step back
   for (std::int64_t t = decided; t >= 0; --t) {
-    const std::int32_t token = history.predictions[static_cast<std::size_t>(t)].at(p);
+    const std::int32_t token = predictions[static_cast<std::size_t>(t)].at(p);
     if (token < 0) continue;
-    same = same && token == history.token[p];
+    same = same && token == decisions.token[p];
     if (same) settled = t;
     if (before >= 0 && token != before) ++flips;
     before = token;
     const auto index = static_cast<std::size_t>(t);
     if (agreement_.size() <= index) agreement_.resize(index + 1);
-    agreement_[index].add(token == history.token[p] ? 1.0 : 0.0);
+    agreement_[index].add(token == decisions.token[p] ? 1.0 : 0.0);
   }
   settled_.add(static_cast<double>(settled + 1));
   decided_.add(static_cast<double>(decided + 1));
@@ -120,17 +96,17 @@ void SettlingMetric::add_position(const BlockHistory& history, std::size_t p, st
   }
 }
 
-void SettlingMetric::add_order(const BlockHistory& history) {
+void SettlingMetric::add_order(const BlockDecisions& decisions) {
   std::vector<std::size_t> order;
-  for (std::size_t p = 0; p < history.decided.size(); ++p) {
-    if (history.decided[p] >= 0) order.push_back(p);
+  for (std::size_t p = 0; p < decisions.index.size(); ++p) {
+    if (decisions.index[p] >= 0) order.push_back(p);
   }
-  std::ranges::stable_sort(order, {}, [&](std::size_t p) { return history.decided[p]; });
+  std::ranges::stable_sort(order, {}, [&](std::size_t p) { return decisions.index[p]; });
   std::size_t run = 0;  // decisions in a row, each right of the one before
   for (std::size_t i = 0; i < order.size(); ++i) {
     run = i > 0 && order[i] == order[i - 1] + 1 ? run + 1 : 1;
     const auto masks_before = std::ranges::count_if(order, [&](std::size_t p) {
-      return p < order[i] && history.decided[p] >= history.decided[order[i]];
+      return p < order[i] && decisions.index[p] >= decisions.index[order[i]];
     });
     for (std::size_t k = 1; k <= kMostOrder; ++k) {
       // The first k decisions of a block have too few before them.

@@ -31,6 +31,7 @@ METRICS = {
     "decoding": ("--step", "--taus"),
     "settling": ("--step",),
     "similarity_states": ("--layer", "--head", "--step"),
+    "drift": ("--layer",),
     "token_matrix": ("--layer",),
     "external_mass": ("--layer", "--head", "--step", "--from-summary"),
     "reuse_error": ("--layer", "--head", "--step", "--from-summary", "--taus"),
