@@ -144,8 +144,6 @@ int64_t free_memory(DeviceType type, at::DeviceIndex index) {
 
 }  // namespace
 
-int64_t free_device_memory(at::Device device) {
-  return free_memory(device.type(), device.index());
-}
+int64_t free_device_memory(at::Device device) { return free_memory(device.type(), device.index()); }
 
 }  // namespace blockscope

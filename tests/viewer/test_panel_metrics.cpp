@@ -66,7 +66,8 @@ TEST(PanelMetric, CurvesOfKeyValueHeadsStandAtTheirGroup) {
   const ResultArray& recall = result.array("recall");  // layer, kv_head, step, k
   const std::size_t last_k = recall.axes[3].size() - 1;
   const std::int64_t group = meta.num_heads / meta.num_kv_heads;
-  const HeadCurves curves = head_curves(means_by_step(result, panel_metrics()[panel_metric("recall")]), meta);
+  const HeadCurves curves =
+      head_curves(means_by_step(result, panel_metrics()[panel_metric("recall")]), meta);
   for (std::size_t layer = 0; layer < meta.layers.size(); ++layer) {
     for (std::size_t head = 0; head < meta.heads.size(); ++head) {
       const auto kv = static_cast<std::size_t>(

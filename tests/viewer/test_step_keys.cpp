@@ -173,7 +173,8 @@ TEST_F(StepKeysOfATrace, TheMetricsOfSparsePoliciesNeedOne) {
     EXPECT_FALSE(lacks(sparse, choice).has_value());
     const float value = head_grid(metric, choice, sparse).values.at(0);
     // Step 3 read nothing: it counts in what was covered and in the error, and has no set.
-    EXPECT_NEAR(value, std::string_view(choice.view.array) == "block_accuracy" ? 2.0 / 3.0 : 0.25, 1e-6);
+    EXPECT_NEAR(value, std::string_view(choice.view.array) == "block_accuracy" ? 2.0 / 3.0 : 0.25,
+                1e-6);
   }
   EXPECT_EQ(found, 4U);
 }

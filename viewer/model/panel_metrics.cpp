@@ -131,7 +131,8 @@ std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choic
 }
 
 ResultArray means_by_head(const MetricResult& result, const PanelMetric& choice) {
-  const ResultArray* array = result.find(choice.view.by_head != nullptr ? choice.view.by_head : choice.view.array);
+  const ResultArray* array =
+      result.find(choice.view.by_head != nullptr ? choice.view.by_head : choice.view.array);
   if (array == nullptr) return {};
   const ResultArray shown = shown_part(*array, choice);
   return shown.axes.empty() ? ResultArray{} : mean_over_others(shown, layer_and_head(shown));

@@ -80,8 +80,10 @@ void draw_bars(PanelContext& context, const std::shared_ptr<const MetricPayload>
   const std::size_t layer = context.model.selection().layer;
   if (state.bars_of != data) {
     state.bars_of = data;
-    state.external = head_grid(data->result, panel_metrics()[panel_metric("similarity_external")], meta);
-    state.internal = head_grid(data->result, panel_metrics()[panel_metric("similarity_internal")], meta);
+    state.external =
+        head_grid(data->result, panel_metrics()[panel_metric("similarity_external")], meta);
+    state.internal =
+        head_grid(data->result, panel_metrics()[panel_metric("similarity_internal")], meta);
   }
   const std::string title = fmt::format("layer {}###bars", meta.layers[layer]);
   if (!begin_plot(title.c_str())) return;
@@ -126,7 +128,8 @@ void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPa
   const std::string title =
       fmt::format("{}, layer {}###curve", choice.view.label, meta.layers[at.layer]);
   if (!begin_plot(title.c_str())) return;
-  ImPlot::SetupAxes("step in block", choice.view.unit, ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
+  ImPlot::SetupAxes("step in block", choice.view.unit, ImPlotAxisFlags_AutoFit,
+                    ImPlotAxisFlags_AutoFit);
   whole_numbers(ImAxis_X1);
   legend_below();
   ImPlotSpec faint;
