@@ -36,7 +36,7 @@ struct ModuleCommand {
   const Module* module;
 };
 
-inline constexpr std::array<ModuleCommand, 10> kModuleCommands{{
+inline constexpr std::array<ModuleCommand, 11> kModuleCommands{{
     {"capture", "Decode prompts with a checkpoint and record a trace", &kRuntimeModule},
     {"check", "Compare our logits with logits saved by another implementation", &kRuntimeModule},
     {"train", "Train a small block-diffusion model from scratch", &kRuntimeModule},
@@ -44,6 +44,7 @@ inline constexpr std::array<ModuleCommand, 10> kModuleCommands{{
     {"study", "Make a table or figure of the papers", &kRuntimeModule},
     {"verify", "Measure what an attention policy or a draft saves and costs", &kRuntimeModule},
     {"frequencies", "Count a vocabulary's tokens in texts, for pc_sampler", &kRuntimeModule},
+    {"lens", "Show from which layer on the hidden states predict the final token", &kRuntimeModule},
     {"help", "Explain a policy, a strategy, a cache or a model family", &kRuntimeModule},
     {"bench", "Time decoding and recording on this machine", &kRuntimeModule},
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},

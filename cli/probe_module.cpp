@@ -15,6 +15,7 @@
 #include "probe/commands/eval_command.h"
 #include "probe/commands/frequencies_command.h"
 #include "probe/commands/help_command.h"
+#include "probe/commands/lens_command.h"
 #include "probe/commands/study_command.h"
 #include "probe/commands/train_command.h"
 #include "probe/commands/verify_command.h"
@@ -40,6 +41,7 @@ extern "C" int blockscope_probe_run(int argc, char** argv) {
     blockscope::add_eval_command(app, environment);
     blockscope::add_frequencies_command(app, environment);
     blockscope::add_help_command(app);
+    blockscope::add_lens_command(app, environment);
     blockscope::add_train_command(app, environment);
     blockscope::add_bench_command(app, environment);
     blockscope::add_study_command(app, environment, blockscope::gnuplot_place());

@@ -58,6 +58,9 @@ class BlockDiffusionModel {
   /// The rotations of queries and keys at these positions: [S, T] -> [S, 1, T, R].
   RotaryRows rotary_rows(const at::Tensor& positions) const;
 
+  /// hidden [..., hidden_size], the sum after any layer -> what logits() takes. forward() does this
+  /// after the last layer.
+  at::Tensor final_norm(const at::Tensor& hidden) const { return norm_(hidden); }
   /// hidden [..., hidden_size] -> logits [..., vocab_size] in the weights' dtype.
   at::Tensor logits(const at::Tensor& hidden) const;
   /// Whether a row's logits do not depend, bit for bit, on the other rows of the call.

@@ -65,6 +65,8 @@ class CommandLineCase(CheckpointCase):
                "-o", [reuse])
         yield ["eval", model, "--per-cell", 1], "--json", weights
         yield ["frequencies", model, prompts], "-o", [prompts, *weights]
+        for flag in ("--csv", "--json"):
+            yield ["lens", model, trace], flag, [trace, *weights]
         for flag in ("-o", "--csv"):
             yield (["verify", model, "--policy", f"flashblock,reuse={reuse}", "--prompts", prompts, *decode], flag,
                    [reuse, prompts, *weights])
