@@ -121,6 +121,10 @@ KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t
   require_field(trace, Field::prefix_key, kAttentionMap);
   const TraceMeta& meta = trace.info().meta;
   TraceReader::Prefix all = trace.prefix(Field::prefix_key, row, static_cast<std::int64_t>(layer));
+  if (!all.positions.empty() && all.positions.front() < 0) {  // they are ascending
+    throw CorruptTrace(fmt::format("{}:/prefix/position: row {}: expected positions from 0, got {}",
+                                   trace.info().path, row, all.positions.front()));
+  }
   const auto dim = static_cast<std::ptrdiff_t>(meta.head_dim);
   const auto heads = static_cast<std::ptrdiff_t>(meta.kv_heads.size());
   KeysOutside keys{std::move(all.positions), {}};

@@ -40,6 +40,12 @@ class Lens {
                                      fmt::join(shape_.layers, ",")));
       }
     }
+    if (trace.info().meta.hidden_size != model.config().hidden_size) {
+      throw UsageError(fmt::format(
+          "{}: expected hidden states of {} channels, as this checkpoint "
+          "has, got {}",
+          trace.info().path, model.config().hidden_size, trace.info().meta.hidden_size));
+    }
     for (StepGrid* grid : {&probability_, &rank_, &first_}) *grid = StepGrid(slots_.size(), 1);
   }
 
@@ -81,6 +87,11 @@ class Lens {
       } else if (static_cast<int64_t>(p) < shift) {
         ++left_out_["first positions of a block, predicted from outside it"];
       } else {
+        if (decisions.token[p] < 0 || decisions.token[p] >= model_.config().vocab_size) {
+          throw CorruptTrace(fmt::format("{}:/frames/token: expected tokens below {}, got {}",
+                                         trace_.info().path, model_.config().vocab_size,
+                                         decisions.token[p]));
+        }
         looked.predictors.push_back(static_cast<int64_t>(p) - shift);
         looked.tokens.push_back(decisions.token[p]);
       }

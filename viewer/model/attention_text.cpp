@@ -29,14 +29,20 @@ std::array<double, kNumKeyRegions> AttentionText::masses(std::span<const float> 
   return sums;
 }
 
+void AttentionSource::begin(const std::string& version) {
+  if (version_ == version) return;
+  version_ = version;
+  key_.clear();
+  texts_.clear();
+}
+
 std::shared_ptr<const KeysOutside> AttentionSource::keys(const TraceReader& trace,
                                                          const BlockSteps& block,
                                                          const StepRef& step, std::size_t layer,
                                                          std::size_t kv_head) {
   // Only a bidirectional model's keys outside the block change from step to step.
   const std::int64_t row = trace.info().meta.bidirectional ? step.row : block.steps.front().row;
-  const std::string key =
-      fmt::format("{}/{}/{}/{}/{}", trace.info().path, trace.info().num_rows, row, layer, kv_head);
+  const std::string key = fmt::format("{}/{}/{}", row, layer, kv_head);
   if (key_ != key) {
     key_.clear();
     keys_ = std::make_shared<KeysOutside>(keys_outside(trace, step.row, layer, kv_head));
@@ -46,10 +52,6 @@ std::shared_ptr<const KeysOutside> AttentionSource::keys(const TraceReader& trac
 }
 
 std::string AttentionSource::text(const TraceReader& trace, std::int64_t token) {
-  if (texts_of_ != trace.info().path) {
-    texts_.clear();
-    texts_of_ = trace.info().path;
-  }
   const auto [found, fresh] = texts_.try_emplace(token);
   if (fresh) found->second = readable_token(trace, token);
   return found->second;
@@ -82,8 +84,9 @@ Data<AttentionText> request_attention_text(ViewModel& model,
   const Selection& at = model.selection();
   return model.ask<AttentionText>(
       "attention", fmt::format("attention/{}/{}/{}", model.step()->row, at.layer, at.head),
-      [block = *model.block(), step = *model.step(), layer = at.layer, head = at.head, source](
-          const TraceReader& trace, JobControl&) {
+      [block = *model.block(), step = *model.step(), layer = at.layer, head = at.head, source,
+       version = model.trace_key(at.trace)](const TraceReader& trace, JobControl&) {
+        source->begin(version);
         return read_attention_text(trace, block, step, layer, head, *source);
       });
 }

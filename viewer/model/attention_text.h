@@ -32,18 +32,20 @@ struct AttentionText : Payload {
   std::array<double, kNumKeyRegions> masses(std::span<const float> weights) const;
 };
 
-/// Keeps what the steps of a block share: the keys outside it, and the texts of tokens.
+/// Keeps what the steps of a block share: the keys outside it, and the texts of tokens. It forgets
+/// them when the file changes.
 class AttentionSource {
  public:
+  /// `version`: ViewModel::trace_key() of the trace that the next calls read.
+  void begin(const std::string& version);
   std::shared_ptr<const KeysOutside> keys(const TraceReader& trace, const BlockSteps& block,
                                           const StepRef& step, std::size_t layer,
                                           std::size_t kv_head);
   std::string text(const TraceReader& trace, std::int64_t token);
 
  private:
-  std::string key_;
+  std::string version_, key_;
   std::shared_ptr<const KeysOutside> keys_;
-  std::string texts_of_;  // path
   std::unordered_map<std::int64_t, std::string> texts_;
 };
 
