@@ -1,6 +1,7 @@
 #include "analysis/metrics/attention_map.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +15,7 @@
 #include "analysis/metrics/matrix_choice.h"
 #include "analysis/pass/exact_values.h"
 #include "decode_record/base/error.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
@@ -24,7 +26,7 @@ constexpr const char* kAttentionMap = "the attention map";
 /// A pass of a target over a draft's tokens is causal inside the block.
 bool causal_in_block(const TraceMeta& meta) {
   if (!meta.has_draft) return false;
-  return nlohmann::json::parse(meta.model_json).contains("draft");
+  return nlohmann::json::parse(meta.model_json, nullptr, false).contains("draft");
 }
 
 /// Keys of the block of one KV head and their places in it, without those that don't exist (NaN).
@@ -72,8 +74,9 @@ void add_scores(std::span<const float> queries, std::size_t rows, std::span<cons
 }
 
 /// Replaces the scores of one side by exp(score - L), with L the side's log-sum-exp, and returns L:
-/// -inf, and weights 0, without a score above -inf.
+/// -inf, and weights 0, without a score above -inf; NaN for a NaN score.
 double softmax_of_side(std::span<float> scores) {
+  if (std::ranges::any_of(scores, [](float x) { return std::isnan(x); })) return kNaN;
   float most = -std::numeric_limits<float>::infinity();
   for (const float score : scores) most = std::max(most, score);
   if (most == -std::numeric_limits<float>::infinity()) {
@@ -95,6 +98,11 @@ void normalise(std::span<float> row, std::size_t num_external, double& outside, 
   outside = softmax_of_side(row.subspan(0, num_external));
   inside = softmax_of_side(row.subspan(num_external));
   const double most = std::max(outside, inside);
+  if (std::isnan(outside) || std::isnan(inside)) {
+    std::ranges::fill(row, std::numeric_limits<float>::quiet_NaN());
+    outside = inside = kNaN;
+    return;
+  }
   if (most == kNothing) return;
   const double external = 1.0 / (1.0 + std::exp(inside - outside));
   const double internal = 1.0 / (1.0 + std::exp(outside - inside));
@@ -105,13 +113,16 @@ void normalise(std::span<float> row, std::size_t num_external, double& outside, 
 
 }  // namespace
 
-std::size_t kv_slot_of(const TraceMeta& meta, std::size_t head) {
+std::size_t kv_slot_of(const TraceReader& trace, std::size_t head) {
+  const TraceMeta& meta = trace.info().meta;
   const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
   const std::int64_t wanted = meta.heads.at(head) / group;
   const auto found = std::ranges::find(meta.kv_heads, wanted);
   if (found == meta.kv_heads.end()) {
-    throw TraceError(
-        fmt::format("head {}: its KV head {} was not recorded", meta.heads[head], wanted));
+    throw TraceError(fmt::format(
+        "{}: head {} reads KV head {}, which was not recorded: expected one of {}. HINT: choose "
+        "another head, or capture with all heads of the group",
+        trace.info().path, meta.heads[head], wanted, fmt::join(meta.kv_heads, ",")));
   }
   return static_cast<std::size_t>(found - meta.kv_heads.begin());
 }
@@ -122,8 +133,9 @@ KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t
   const TraceMeta& meta = trace.info().meta;
   TraceReader::Prefix all = trace.prefix(Field::prefix_key, row, static_cast<std::int64_t>(layer));
   if (!all.positions.empty() && all.positions.front() < 0) {  // they are ascending
-    throw CorruptTrace(fmt::format("{}:/prefix/position: row {}: expected positions from 0, got {}",
-                                   trace.info().path, row, all.positions.front()));
+    throw CorruptTrace(fmt::format(
+        "{}:/prefix/position: row {}: expected positions from 0, got {}. HINT: the file is damaged",
+        trace.info().path, row, all.positions.front()));
   }
   const auto dim = static_cast<std::ptrdiff_t>(meta.head_dim);
   const auto heads = static_cast<std::ptrdiff_t>(meta.kv_heads.size());
@@ -150,11 +162,11 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
                     trace.info().path, row));
   }
   if (std::ssize(outside.positions) != step.context_length[0]) {
-    throw CorruptTrace(fmt::format("{}:/prefix/position: row {}: expected {} keys, got {}",
-                                   trace.info().path, row, step.context_length[0],
-                                   outside.positions.size()));
+    throw CorruptTrace(fmt::format(
+        "{}:/prefix/position: row {}: expected {} keys, got {}. HINT: the file is damaged",
+        trace.info().path, row, step.context_length[0], outside.positions.size()));
   }
-  const InternalKeys inside = internal_keys(trace, row, layer, kv_slot_of(meta, head));
+  const InternalKeys inside = internal_keys(trace, row, layer, kv_slot_of(trace, head));
   const auto dim = static_cast<std::size_t>(meta.head_dim);
   AttentionMap map;
   map.positions = outside.positions;
@@ -263,12 +275,18 @@ MetricResult attention_matrix(const TraceGroup& traces, const MatrixRequest& req
   std::size_t kv_head = 0;
   KeysOutside keys;
   for (const std::size_t head : heads) {
-    const std::size_t needed = kv_slot_of(trace.info().meta, head);
+    const std::size_t needed = kv_slot_of(trace, head);
     if (values.empty() || needed != kv_head) {
       kv_head = needed;
       keys = keys_outside(trace, row, slot, kv_head);
     }
     AttentionMap map = attention_map(trace, row, slot, head, keys);
+    if (!values.empty() && map.positions != first.positions) {
+      throw CorruptTrace(fmt::format(
+          "{}:/kv/key: row {}, layer {}: expected the same keys for all KV heads, got others for "
+          "head {}. HINT: the file is damaged",
+          trace.info().path, row, layer, shape.heads[head]));
+    }
     if (values.empty()) values.resize(map.weights.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] += double{map.weights[i]} / static_cast<double>(heads.size());

@@ -28,7 +28,8 @@ struct AttentionMap {
   std::int32_t block_start = 0;         ///< position of the first query
   std::size_t num_queries = 0;          ///< B
   /// [B, N + T]: exp(q . k * softmax_scale - L), with L over all keys. They add up to 1. NaN for a
-  /// query that the row did not compute; 0 for keys that the query does not see.
+  /// query that the row did not compute or that meets a NaN; 0 for keys that the query does not
+  /// see.
   std::vector<float> weights;
   std::vector<double> lse_external, lse_internal;  ///< [B]; -inf without keys, NaN as above
 
@@ -46,7 +47,7 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
 
 /// The recorded slot of the KV head that a recorded query head reads. Throws TraceError if it was
 /// not recorded.
-std::size_t kv_slot_of(const TraceMeta& meta, std::size_t head);
+std::size_t kv_slot_of(const TraceReader& trace, std::size_t head);
 
 /// The first positions of a sequence, where attention sinks are (StreamingLLM, arXiv 2309.17453).
 inline constexpr std::int32_t kFirstPositions = 4;

@@ -11,6 +11,9 @@ namespace blockscope {
 struct BlockDecisions {
   std::vector<std::int64_t> token;  ///< [B]
   std::vector<std::int64_t> index;  ///< [B] into BlockSteps::steps; -1: not decided by these steps
+  /// [steps][B], 1: a mask before this step. A token that is taken back is a mask again. Counts
+  /// only where `index` is not -1.
+  std::vector<std::vector<std::uint8_t>> masks;
 };
 
 /// Tokens that were taken back and decided again have their last step. Positions outside the block

@@ -101,8 +101,8 @@ class DriftMetric final : public StepMetric {
         kDrifting.at(i).field == Field::hidden ? shape_.hidden_size : shape_.head_dim);
     const std::size_t columns = now.size() / (positions * dim);
     for (std::size_t p = 0; p < positions; ++p) {
-      if (decided[p] < 0) {
-        left_out_.values(step.layer(), "positions that were not decided in the block");
+      if (decided[p] < 0) {  // counted once, with the queries
+        if (i == 0) left_out_.values(step.layer(), "positions that were not decided in the block");
         continue;
       }
       const std::int64_t offset = step.now().step - decided[p];

@@ -76,7 +76,7 @@ void SettlingMetric::add_position(const BlockDecisions& decisions, const Predict
   bool same = true;  // so far, from the last step back
   for (std::int64_t t = decided; t >= 0; --t) {
     const std::int32_t token = predictions[static_cast<std::size_t>(t)].at(p);
-    if (token < 0) continue;
+    if (token < 0 || decisions.masks[static_cast<std::size_t>(t)][p] == 0) continue;
     same = same && token == decisions.token[p];
     if (same) settled = t;
     if (before >= 0 && token != before) ++flips;

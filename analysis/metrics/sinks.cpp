@@ -18,6 +18,7 @@ namespace blockscope {
 namespace {
 
 constexpr const char* kSinksMetric = "sinks";
+constexpr const char* kWithoutSets = "steps without sets";
 constexpr std::size_t kTenths = 10;
 
 class SinksMetric final : public StepMetric {
@@ -54,10 +55,16 @@ class SinksMetric final : public StepMetric {
     } else if (step.previous() == nullptr) {
       end_runs(layer);  // a gap
     }
-    if (now.context_length == 0) return left_out_.row(slot, kNoPrefix);
+    if (now.context_length == 0) {
+      end_runs(layer);
+      return left_out_.row(slot, kNoPrefix);
+    }
     const ArrayView sets = step.now(Field::set_topk);
     const ArrayView probabilities = step.now(Field::set_probability);
-    if (sets.empty() || probabilities.empty()) return left_out_.row(slot, "steps without sets");
+    if (sets.empty() || probabilities.empty()) {
+      end_runs(layer);
+      return left_out_.row(slot, kWithoutSets);
+    }
     const auto keys =
         static_cast<double>(now.context_length + (with_block_ ? step.num_valid() : 0));
     const auto k = static_cast<std::size_t>(shape_.set_size);
@@ -131,17 +138,25 @@ class SinksMetric final : public StepMetric {
     std::size_t length = 0;
     for (; length < set.size() && set[length] >= 0; ++length) {  // padding is -1
       const double p = double{probability[length]};
-      if (std::isnan(p)) return left_out_.values(slot, kNonFinite);
+      if (std::isnan(p)) {
+        end_runs(head);
+        return left_out_.values(slot, kNonFinite);
+      }
       if (set[length] < kFirstPositions) first += p;
       if (!(p > threshold)) continue;
       mass += p;
       const auto before = head.runs.find(set[length]);
       runs[set[length]] = before == head.runs.end() ? 1 : before->second + 1;
-      const auto tenth = static_cast<std::size_t>(set[length]) * kTenths /
+    }
+    if (length == 0) {
+      end_runs(head);
+      return left_out_.values(slot, kWithoutSets);
+    }
+    for (const auto& [position, steps] : runs) {
+      const auto tenth = static_cast<std::size_t>(position) * kTenths /
                          static_cast<std::size_t>(now.context_length);
       ++layer.places.at(std::min(tenth, kTenths - 1));
     }
-    if (length == 0) return left_out_.values(slot, "steps without sets");
     const bool all_sinks = runs.size() == length && std::cmp_less(length, now.context_length);
     if (all_sinks) left_out_.values(slot, "sets whose last key is still a sink");
     sinks_.add(slot, column, now.step, static_cast<double>(runs.size()));
@@ -170,13 +185,13 @@ class SinksMetric final : public StepMetric {
               static_cast<double>(stayed) / static_cast<double>(head.runs.size()));
   }
 
+  static void end_runs(Head& head) {
+    for (const auto& [position, steps] : head.runs) head.lifetime.add(static_cast<double>(steps));
+    head.runs.clear();
+  }
+
   static void end_runs(Layer& layer) {
-    for (Head& head : layer.heads) {
-      for (const auto& [position, steps] : head.runs) {
-        head.lifetime.add(static_cast<double>(steps));
-      }
-      head.runs.clear();
-    }
+    for (Head& head : layer.heads) end_runs(head);
   }
 
   static void end_block(Layer& layer) {

@@ -43,7 +43,7 @@ class Lens {
     if (trace.info().meta.hidden_size != model.config().hidden_size) {
       throw UsageError(fmt::format(
           "{}: expected hidden states of {} channels, as this checkpoint "
-          "has, got {}",
+          "has, got {}. HINT: use the checkpoint of the trace; blockscope info names it",
           trace.info().path, model.config().hidden_size, trace.info().meta.hidden_size));
     }
     for (StepGrid* grid : {&probability_, &rank_, &first_}) *grid = StepGrid(slots_.size(), 1);
@@ -58,8 +58,10 @@ class Lens {
           std::ranges::count_if(block.steps, [&](const StepRef& step) { return wanted(step); });
     }
     if (total == 0) {
-      throw UsageError(fmt::format("{}: no recorded step is left by --sequence, --block and --step",
-                                   trace_.info().path));
+      throw UsageError(fmt::format(
+          "{}: no recorded step is left. HINT: --sequence, --block and --step select others; "
+          "blockscope info says what the trace has",
+          trace_.info().path));
     }
     int64_t done = 0;
     for (const BlockSteps& block : blocks) {
@@ -82,15 +84,16 @@ class Lens {
     const int64_t shift = trace_.info().meta.logit_shift;
     Looked looked;
     for (std::size_t p = 0; p < decisions.token.size(); ++p) {
-      if (decisions.index[p] < t) {
-        ++left_out_["positions that are decided already, or not in the block's steps"];
+      if (decisions.index[p] < t || decisions.masks[static_cast<std::size_t>(t)][p] == 0) {
+        ++left_out_["positions that are no masks, or that the block's steps do not decide"];
       } else if (static_cast<int64_t>(p) < shift) {
         ++left_out_["first positions of a block, predicted from outside it"];
       } else {
         if (decisions.token[p] < 0 || decisions.token[p] >= model_.config().vocab_size) {
-          throw CorruptTrace(fmt::format("{}:/frames/token: expected tokens below {}, got {}",
-                                         trace_.info().path, model_.config().vocab_size,
-                                         decisions.token[p]));
+          throw UsageError(fmt::format(
+              "{}: expected tokens below this checkpoint's vocab_size {}, got {}. HINT: use the "
+              "checkpoint of the trace; blockscope info names it",
+              trace_.info().path, model_.config().vocab_size, decisions.token[p]));
         }
         looked.predictors.push_back(static_cast<int64_t>(p) - shift);
         looked.tokens.push_back(decisions.token[p]);

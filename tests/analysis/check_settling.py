@@ -29,19 +29,24 @@ def expected(trace):
     for (sequence, _), rows in trace.blocks().items():
         prompt = int(trace.prompt_length[sequence])
         origin = int(trace.step["block_start"][rows[0]]) - prompt
-        final, when = {}, {}
+        final, when, masks = {}, {}, []
+        decided_now = set()
         for t, row in enumerate(rows):
+            masks.append(set(range(trace.block_length)) - decided_now)
             for position, token in decisions(trace, row):
                 place = position - origin
                 if not 0 <= place < trace.block_length:
                     continue
                 final[place] = token
                 when[place] = t
+                decided_now.add(place)
                 if token == mask:
                     del when[place]
+                    decided_now.discard(place)
         predictions = np.array([trace.file["/prediction/token"][row] for row in rows])
         for place, decided in when.items():
-            known = [(t, int(predictions[t, place])) for t in range(decided + 1) if predictions[t, place] >= 0]
+            known = [(t, int(predictions[t, place])) for t in range(decided + 1) if predictions[t, place] >= 0
+                     and place in masks[t]]
             settled = decided
             for t, token in reversed(known):
                 if token != final[place]:

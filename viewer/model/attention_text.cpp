@@ -63,7 +63,7 @@ std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trac
                                                          std::size_t head,
                                                          AttentionSource& source) {
   auto view = std::make_shared<AttentionText>();
-  const auto outside = source.keys(trace, block, step, layer, kv_slot_of(trace.info().meta, head));
+  const auto outside = source.keys(trace, block, step, layer, kv_slot_of(trace, head));
   view->map = attention_map(trace, step.row, layer, head, *outside);
   view->mean = view->map.mean_weights();
   MapTokens tokens = map_tokens(trace, step.row, view->map);
@@ -85,7 +85,12 @@ Data<AttentionText> request_attention_text(ViewModel& model,
   return model.ask<AttentionText>(
       "attention", fmt::format("attention/{}/{}/{}", model.step()->row, at.layer, at.head),
       [block = *model.block(), step = *model.step(), layer = at.layer, head = at.head, source,
-       version = model.trace_key(at.trace)](const TraceReader& trace, JobControl&) {
+       version = model.trace_key(at.trace)](const TraceReader& trace, JobControl& control) {
+        const TraceMeta& meta = trace.info().meta;
+        control.require(static_cast<std::size_t>(std::max(step.context_length, 0)) *
+                        meta.kv_heads.size() * static_cast<std::size_t>(meta.head_dim) *
+                        sizeof(float));
+        control.report(0.0, 1.0);
         source->begin(version);
         return read_attention_text(trace, block, step, layer, head, *source);
       });

@@ -53,12 +53,12 @@ std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trac
                                                          const BlockSteps& block,
                                                          const StepRef& step, std::size_t layer,
                                                          std::size_t head, AttentionSource& source);
-/// Of the selected step, layer and head. Only the background thread uses `source`.
+/// The view of the selected step, layer and head. Only the background thread uses `source`.
 Data<AttentionText> request_attention_text(ViewModel& model,
                                            const std::shared_ptr<AttentionSource>& source);
 
 /// The weights over positions, in `columns` columns of the same width or less: the largest of each.
-/// [1 or B, columns]
+/// [B, columns]
 std::shared_ptr<const MatrixPayload> binned_weights(const AttentionText& view, std::size_t columns);
 
 /// position, token, region, weight; by position.

@@ -119,12 +119,13 @@ class Sequence:
         self.block_start = 0
         self.step = 0
         self.last_input: list[int] = []
+        self.block_before = -1  # that this one followed; -1: none
         self.input_before: list[int] = []  # of the step before
         self.kept = False  # some pass stored keys for later ones
 
     @property
     def begun(self) -> bool:
-        return self.step > 0
+        return self.block >= 0
 
     @property
     def prompt(self) -> list[int]:
@@ -221,10 +222,13 @@ class Sequence:
     def retract(self, one: Pass) -> None:
         """Takes back a pass that did not end, so that the next pass of the block is compared with the one before and
         has its number."""
-        if one.kind is not Kind.PREFILL:
-            self.last_input = self.input_before
+        if self.settings.autoregressive or one.kind is Kind.PREFILL:
+            return
+        self.last_input = self.input_before
         if one.kind is Kind.DENOISE and self.step == one.step > 0:
             self.step -= 1
+            if self.step == 0 and self.block_before < 0:
+                self.block = -1  # nothing has begun
 
     def _by_blocks(self, given: PassInput, has_masks: bool, block_start: int | None) -> Pass:
         start, length, size = given.start, given.length, self.settings.block_length
@@ -339,6 +343,7 @@ class Sequence:
                     "length of the whole answer as block_length, or state blocks with run.step(block_start=...)")
             self.step = 0
             self.last_input = []
+            self.block_before = self.block
         self.block, self.block_start = block, block_start
         self.step += 1
 
