@@ -22,7 +22,8 @@ BlockDecisions decisions_of(const TraceReader& trace, const BlockSteps& block) {
         if (source >= part.decoded_tokens.size()) continue;
         const auto at = static_cast<std::size_t>(position);
         decisions.token[at] = part.decoded_tokens[source];
-        const bool taken_back = decisions.token[at] == trace.info().meta.mask_token_id;
+        const bool taken_back =
+            !part.transfer_step.empty() && part.transfer_step[i] == kUndecodedStep;
         decisions.index[at] = taken_back ? -1 : static_cast<std::int64_t>(t);
         masks[at] = taken_back ? 1 : 0;
       }
