@@ -54,6 +54,24 @@ struct ExternalWeights {
   bool defined() const { return weight.defined(); }
 };
 
+// How the weights of a pass are spread over the keys that it reads: its external and its internal
+// keys, without a residual. A weight is exp(q . k * scale - L), with L over all these keys. Every
+// value is the mean over the T queries. Without a key, an entropy and a weight are 0. Heads that
+// reuse an earlier external pair have NaN everywhere but at [1] of entropy and largest.
+struct WeightSpread {
+  // The question. Range r of sequence s holds the external keys [ends[s][r - 1], ends[s][r]), from
+  // 0 on. [S][R], never falling, at most ext_len[s].
+  std::vector<std::vector<int64_t>> ends;
+  std::vector<int64_t> places;  // [T] places of the queries among the T_in internal keys;
+                                // empty: 0 .. T - 1
+  // The answer, float32 on the device of q.
+  at::Tensor entropy;  // [S, H, 3] in nats: of the external, the internal, and all keys
+  at::Tensor largest;  // [S, H, 3] largest weight among them; the first two with L over their side
+  at::Tensor range;    // [S, H, R] weight of each range
+  at::Tensor key;      // [S, H, T_in] of each internal key
+  at::Tensor offset;   // [S, H, 2 * T_in - 1] of internal keys by (place of key - place of query)
+};
+
 // Attention split at the block boundary (FlashBlock, arXiv 2602.05305, eqs. 3-7), in one pass over
 // the keys. The external keys come first; the internal keys have a new accumulator. Nothing is
 // subtracted.
@@ -62,10 +80,12 @@ struct ExternalWeights {
 //   internal keys; keys from ext_len[s] on are not read.
 //   kept (may be null; C++ only): receives the weights, so that topk_sets needs no second walk over
 //   the keys. It stays undefined on a GPU, where writing the weights takes longer than a walk.
+//   spread (may be null; C++ only): is filled. The other results are the same with and without it.
+//   On a GPU, torch operators fill it, with all scores of a sequence in memory.
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
-                               ExternalWeights* kept = nullptr);
+                               ExternalWeights* kept = nullptr, WeightSpread* spread = nullptr);
 
 // The external pair is the one that was used, from this or an earlier step.
 struct SourcedAttention : SplitAttention {
@@ -82,7 +102,8 @@ SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                  const at::Tensor& v_ext, const at::Tensor& ext_len,
                                  const at::Tensor& k_in, const at::Tensor& v_in,
                                  const at::Tensor& cached_external, const at::Tensor& cached_lse,
-                                 const at::Tensor& reuse_mask, double scale);
+                                 const at::Tensor& reuse_mask, double scale,
+                                 WeightSpread* spread = nullptr);
 
 // split_attention over a selection of the external keys (MAGE, algorithm 1, phase 2). Every query
 // of a KV head sees the keys of its set and all internal keys. Nothing else is read.
@@ -97,7 +118,8 @@ SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                   const at::Tensor& index, const at::Tensor& k_in,
                                   const at::Tensor& v_in, double scale,
                                   const at::Tensor& dense = {}, const at::Tensor& residual = {},
-                                  const at::Tensor& lse_residual = {});
+                                  const at::Tensor& lse_residual = {},
+                                  WeightSpread* spread = nullptr);
 
 struct PartialAttention {
   at::Tensor output;  // [S, H, T, D] float32

@@ -98,10 +98,11 @@ SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                   const at::Tensor& v_ext, const at::Tensor& ext_len,
                                   const at::Tensor& index, const at::Tensor& k_in,
                                   const at::Tensor& v_in, double scale, const at::Tensor& dense,
-                                  const at::Tensor& residual, const at::Tensor& lse_residual) {
+                                  const at::Tensor& residual, const at::Tensor& lse_residual,
+                                  WeightSpread* spread) {
   if (const DeviceScope device{q}) {
     return device.run(gather_attention_on, fallback::gather_attention, q, k_ext, v_ext, ext_len,
-                      index, k_in, v_in, scale, dense, residual, lse_residual);
+                      index, k_in, v_in, scale, dense, residual, lse_residual, spread);
   }
   const AttentionSizes sizes = check_split_attention(kGather, q, k_ext, v_ext, k_in, v_in);
   const SetArguments arguments = check_sets(kGather, sizes, index, ext_len, dense);
@@ -116,7 +117,7 @@ SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
     source.lse_residual = lse_residual.contiguous();
   }
   return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, arguments.lengths, k_in,
-                             v_in, source, scale);
+                             v_in, source, scale, nullptr, spread);
 }
 
 PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_ext,

@@ -38,18 +38,21 @@ float* thread_scratch(int64_t floats) {
 RowTile::RowTile(const TileKernels& kernels, Element element, int64_t num_rows, int64_t dim)
     : kernels_(kernels), element_(element), num_rows_(num_rows), dim_(dim) {
   const int64_t rows = (num_rows + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
-  const std::array<int64_t, 7> sizes = {packed_query_floats(rows, dim),
+  const std::array<int64_t, 9> sizes = {packed_query_floats(rows, dim),
                                         packed_tile_floats(dim),
                                         rows * kTileKeys,
                                         rows * padded(dim),
                                         rows,
                                         rows * kMaxLanes,
-                                        rows};
+                                        rows,
+                                        rows * kMaxLanes,
+                                        rows * kMaxLanes};
   int64_t total = 0;
   for (const int64_t size : sizes) total += size;
   float* next = thread_scratch(total);
-  const std::array<float**, 7> members = {&queries_, &packed_,  &scores_, &output_,
-                                          &row_max_, &row_sum_, &alpha_};
+  const std::array<float**, 9> members = {&queries_, &packed_,     &scores_,
+                                          &output_,  &row_max_,    &row_sum_,
+                                          &alpha_,   &row_energy_, &row_largest_};
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     *members[i] = next;
     next += sizes[i];
@@ -68,6 +71,26 @@ void RowTile::keep_weights(float* weights, float* max, int64_t stride) {
   kept_weights_ = weights;
   kept_max_ = max;
   kept_stride_ = stride;
+}
+
+void RowTile::follow_spread(const TileCopies& copies, int64_t first_row, int64_t first_tile) {
+  copies_ = &copies;
+  first_copied_row_ = first_row;
+  tile_number_ = first_tile;
+  next_copy_ =
+      static_cast<size_t>(std::lower_bound(copies.tiles.begin(), copies.tiles.end(), first_tile) -
+                          copies.tiles.begin());
+  std::fill_n(row_energy_, num_rows_ * kMaxLanes, 0.0f);
+  std::fill_n(row_largest_, num_rows_ * kMaxLanes, kNegativeInfinity);
+}
+
+void RowTile::copy_tile() {
+  const int64_t number = tile_number_++;
+  if (next_copy_ == copies_->tiles.size() || copies_->tiles[next_copy_] != number) return;
+  const int64_t row = static_cast<int64_t>(next_copy_++) * copies_->stride + first_copied_row_;
+  std::copy_n(scores_, num_rows_ * kTileKeys, copies_->weights + row * kTileKeys);
+  std::copy_n(row_sum_, num_rows_ * kMaxLanes, copies_->sums + row * kMaxLanes);
+  std::copy_n(row_max_, num_rows_, copies_->max + row);
 }
 
 const float* RowTile::score_tile(const KeyRange& range, int64_t begin, int64_t count) {
@@ -92,8 +115,11 @@ void RowTile::attend(const KeyRange& range, int64_t begin, int64_t end, float sc
         partial = partial || visible_end[r] < tile + count;
       }
     }
+    const bool follows = copies_ != nullptr;
     kernels_.softmax(scores_, num_rows_, count, scale, partial ? visible.data() : nullptr, row_max_,
-                     row_sum_, alpha_);
+                     row_sum_, alpha_, follows ? row_energy_ : nullptr,
+                     follows ? row_largest_ : nullptr);
+    if (follows) copy_tile();
     if (kept_max_ != nullptr) std::copy_n(row_max_, num_rows_, kept_max_ + kept_row);
     kernels_.pack_values(element_, range.values + tile * range.value_stride, range.value_stride,
                          count, dim_, packed_);
@@ -130,6 +156,15 @@ AttentionPart RowTile::row_state(int64_t row) const {
   for (int64_t lane = 0; lane < kMaxLanes; ++lane) sum += row_sum_[row * kMaxLanes + lane];
   const bool only_nan = row_max_[row] == kNegativeInfinity && std::isnan(sum);
   return {output_ + row * padded(dim_), only_nan ? sum : row_max_[row], sum};
+}
+
+RowTile::Spread RowTile::row_spread(int64_t row) const {
+  Spread spread;
+  for (int64_t i = row * kMaxLanes; i < (row + 1) * kMaxLanes; ++i) {
+    spread.energy += row_energy_[i];
+    spread.largest = std::max(spread.largest, row_largest_[i]);
+  }
+  return spread;
 }
 
 int64_t keys_per_chunk(int64_t num_keys) {

@@ -3,7 +3,9 @@
 // buffers belong to the thread, so only one object may be alive per thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/cpu/attention_state.h"
 #include "kernels/simd/tile_kernels.h"
@@ -18,6 +20,16 @@ struct KeyRange {
   const char* values = nullptr;
   int64_t key_stride = 0;
   int64_t value_stride = 0;
+};
+
+// The tiles of a key range that attend() copies after their softmax. They are counted from 0; a
+// copy has `stride` rows, and the state of a row is that after the tile.
+struct TileCopies {
+  std::vector<int64_t> tiles;  // ascending
+  int64_t stride = 0;
+  float* weights = nullptr;  // [tile, stride, kTileKeys], relative to exp(max)
+  float* sums = nullptr;     // [tile, stride, kMaxLanes]: row_sum of all tiles so far
+  float* max = nullptr;      // [tile, stride]
 };
 
 class RowTile {
@@ -39,6 +51,10 @@ class RowTile {
   // stride + r]. Each range must begin at a new tile.
   void keep_weights(float* weights, float* max, int64_t stride);
 
+  // From now on, attend() also follows how the weights are spread, and fills `copies` from row
+  // `first_row` of each copy on. The next tile has the number `first_tile`.
+  void follow_spread(const TileCopies& copies, int64_t first_row, int64_t first_tile);
+
   // Raw scores of keys [begin, begin + count), count <= kTileKeys: [num_rows, kTileKeys].
   const float* score_tile(const KeyRange& range, int64_t begin, int64_t count);
 
@@ -46,7 +62,16 @@ class RowTile {
   // NaN maximum, so a merge does not mistake it for an empty row.
   AttentionPart row_state(int64_t row) const;
 
+  // After follow_spread(): the sum of weight * (score - max) with row_state's max, and the largest
+  // score.
+  struct Spread {
+    float energy = 0.0f;
+    float largest = kNegativeInfinity;
+  };
+  Spread row_spread(int64_t row) const;
+
  private:
+  void copy_tile();
   /// Multiplies the weights of a tile of `count` keys with its values, while it prefetches keys
   /// [next, next + next_count).
   void accumulate(const KeyRange& range, int64_t count, int64_t next, int64_t next_count);
@@ -65,6 +90,12 @@ class RowTile {
   float* kept_weights_ = nullptr;
   float* kept_max_ = nullptr;
   int64_t kept_stride_ = 0;
+  float* row_energy_;
+  float* row_largest_;
+  const TileCopies* copies_ = nullptr;  // not null: follows the spread
+  size_t next_copy_ = 0;
+  int64_t first_copied_row_ = 0;
+  int64_t tile_number_ = 0;
 };
 
 // Keys per task. They depend only on the length, so results depend neither on the number of threads

@@ -21,26 +21,26 @@ constexpr const char* kReuse = "reuse_attention";
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
-                               ExternalWeights* kept) {
+                               ExternalWeights* kept, WeightSpread* spread) {
   if (const DeviceScope device{q}) {
     return device.run(split_attention_on, fallback::split_attention, q, k_ext, v_ext, ext_len, k_in,
-                      v_in, scale, kept);
+                      v_in, scale, kept, spread);
   }
   const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kSplit, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
   return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths, k_in, v_in, {},
-                             scale, kept);
+                             scale, kept, spread);
 }
 
 SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                  const at::Tensor& v_ext, const at::Tensor& ext_len,
                                  const at::Tensor& k_in, const at::Tensor& v_in,
                                  const at::Tensor& cached_external, const at::Tensor& cached_lse,
-                                 const at::Tensor& reuse_mask, double scale) {
+                                 const at::Tensor& reuse_mask, double scale, WeightSpread* spread) {
   if (const DeviceScope device{q}) {
     return device.run(reuse_attention_on, fallback::reuse_attention, q, k_ext, v_ext, ext_len, k_in,
-                      v_in, cached_external, cached_lse, reuse_mask, scale);
+                      v_in, cached_external, cached_lse, reuse_mask, scale, spread);
   }
   const AttentionSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
@@ -60,7 +60,7 @@ SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
     source.cached_lse = cached_lse.contiguous();
   }
   return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths, k_in, v_in,
-                             source, scale);
+                             source, scale, nullptr, spread);
 }
 
 TORCH_LIBRARY_FRAGMENT(blockscope, m) {

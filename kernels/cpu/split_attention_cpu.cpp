@@ -10,10 +10,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
+#include <utility>
 
 #include "kernels/cpu/attention_state.h"
 #include "kernels/cpu/cpu_support.h"
 #include "kernels/cpu/row_tile.h"
+#include "kernels/cpu/weight_spread.h"
 
 namespace blockscope {
 namespace {
@@ -46,7 +49,8 @@ class SplitAttentionRun {
   SplitAttentionRun(const TileKernels& kernels, const AttentionSizes& sizes, const at::Tensor& q,
                     const at::Tensor& k_ext, const at::Tensor& v_ext, const at::Tensor& k_in,
                     const at::Tensor& v_in, const ExternalSource& source, double scale,
-                    const ExternalWeights* kept, SourcedAttention& result)
+                    const ExternalWeights* kept, const SpreadFiller* spread,
+                    SourcedAttention& result)
       : kernels_(kernels),
         sizes_(sizes),
         element_(element_of(q)),
@@ -58,6 +62,7 @@ class SplitAttentionRun {
         internal_keys_(k_in.size(2)),
         scale_(static_cast<float>(scale)),
         kept_(kept),
+        spread_(spread),
         cached_external_(floats_of(source.cached_external)),
         cached_lse_(floats_of(source.cached_lse)),
         residual_(floats_of(source.residual)),
@@ -70,10 +75,13 @@ class SplitAttentionRun {
 
   // The jobs of whole sequences [begin, end), every KV head once and in order.
   void run(const std::vector<PrefixJob>& jobs, int64_t num_slots) {
-    partial_ = at::empty({num_slots * (sizes_.dim + 2)}, at::kFloat);
+    partial_ = at::empty({num_slots * (sizes_.dim + 4)}, at::kFloat);
     partial_output_ = partial_.mutable_data_ptr<float>();
     partial_max_ = partial_output_ + num_slots * sizes_.dim;
     partial_sum_ = partial_max_ + num_slots;
+    partial_energy_ = partial_sum_ + num_slots;
+    partial_largest_ = partial_energy_ + num_slots;
+    if (spread_ != nullptr) follow_spread(jobs);
     std::vector<SplitTask> tasks;
     std::vector<std::atomic<int64_t>> open_tasks(jobs.size());
     const auto add_tasks = [&](size_t job, int64_t num_rows, int64_t chunk) {
@@ -95,7 +103,9 @@ class SplitAttentionRun {
       task.chunk < 0 ? attend_internal(job, task) : attend_chunk(job, task);
       if (--open_tasks[task.job] > 0) return;
       for (int64_t g = 0; g < sizes_.group; ++g) {
-        finish_head(job, job.kv_head * sizes_.group + g);
+        const int64_t head = job.kv_head * sizes_.group + g;
+        finish_head(job, head);
+        if (spread_ != nullptr) fill_spread(job, job_spreads_[task.job], head);
       }
     });
   }
@@ -107,6 +117,73 @@ class SplitAttentionRun {
 
   int64_t output_row(int64_t sequence, int64_t head, int64_t t) const {
     return (sequence * sizes_.heads + head) * sizes_.queries + t;
+  }
+
+  /// What the spread needs of one job: copied tiles, and the states of the internal keys.
+  struct JobSpread {
+    std::vector<int64_t> ends;
+    TileCopies external, internal;
+    float* states = nullptr;  // [4, G * T]: max, sum, energy, largest
+  };
+
+  void follow_spread(const std::vector<PrefixJob>& jobs) {
+    const int64_t rows = sizes_.group * sizes_.queries;
+    constexpr int64_t kFloatsPerRow = kTileKeys + kMaxLanes + 1;
+    int64_t floats = 0;
+    job_spreads_.clear();
+    for (const PrefixJob& job : jobs) {
+      JobSpread& of_job = job_spreads_.emplace_back();
+      of_job.ends = spread_->ends_among(job.sequence, job.positions, job.length);
+      of_job.external.tiles = SpreadFiller::tiles_of(of_job.ends, job.length);
+      of_job.external.stride = job.num_rows;
+      of_job.internal.tiles = spread_->internal_tiles();
+      of_job.internal.stride = rows;
+      for (const TileCopies* copies : {&of_job.external, &of_job.internal}) {
+        floats += std::ssize(copies->tiles) * copies->stride * kFloatsPerRow;
+      }
+      floats += 4 * rows;
+    }
+    copied_ = at::empty({floats}, at::kFloat);
+    float* next = copied_.mutable_data_ptr<float>();
+    for (JobSpread& of_job : job_spreads_) {
+      for (TileCopies* copies : {&of_job.external, &of_job.internal}) {
+        const int64_t copied_rows = std::ssize(copies->tiles) * copies->stride;
+        copies->weights = std::exchange(next, next + copied_rows * kTileKeys);
+        copies->sums = std::exchange(next, next + copied_rows * kMaxLanes);
+        copies->max = std::exchange(next, next + copied_rows);
+      }
+      of_job.states = std::exchange(next, next + 4 * rows);
+    }
+  }
+
+  void fill_spread(const PrefixJob& job, const JobSpread& of_job, int64_t head) const {
+    const int64_t rows = sizes_.group * sizes_.queries;
+    const int64_t in_group = (head - job.kv_head * sizes_.group) * sizes_.queries;
+    const int64_t target = output_row(job.sequence, head, 0);
+    const float* states = of_job.states + in_group;
+    SideStates internal;
+    internal.copies = &of_job.internal;
+    internal.first_row = in_group;
+    internal.num_keys = internal_keys_;
+    internal.lse = lse_internal_ + target;
+    internal.chunks.push_back({states, states + rows, states + 2 * rows, states + 3 * rows, 0,
+                               std::ssize(of_job.internal.tiles)});
+    SideStates external;
+    const auto found = std::find(job.heads.begin(), job.heads.end(), head);
+    if (found != job.heads.end()) {
+      external.copies = &of_job.external;
+      external.first_row = (found - job.heads.begin()) * sizes_.queries;
+      external.num_keys = job.length;
+      external.lse = lse_external_ + target;
+      for (int64_t chunk = 0; chunk < job.num_chunks; ++chunk) {
+        const int64_t slot = job.first_slot + chunk * job.num_rows + external.first_row;
+        external.chunks.push_back(
+            {partial_max_ + slot, partial_sum_ + slot, partial_energy_ + slot,
+             partial_largest_ + slot, chunk * job.chunk / kTileKeys,
+             (std::min((chunk + 1) * job.chunk, job.length) + kTileKeys - 1) / kTileKeys});
+      }
+    }
+    spread_->fill(job.sequence, head, external, of_job.ends, internal);
   }
 
   void attend_chunk(const PrefixJob& job, const SplitTask& task) {
@@ -126,6 +203,9 @@ class SplitAttentionRun {
       tile.keep_weights(kept_->weight.mutable_data_ptr<float>() + first * kTileKeys,
                         kept_->max.mutable_data_ptr<float>() + first, rows);
     }
+    if (spread_ != nullptr) {
+      tile.follow_spread(job_spreads_[task.job].external, task.row_begin, begin / kTileKeys);
+    }
     if (job.positions == nullptr) {
       tile.attend(keys, begin, end, scale_);
     } else {
@@ -137,6 +217,10 @@ class SplitAttentionRun {
       std::copy_n(state.output, sizes_.dim, partial_output_ + slot * sizes_.dim);
       partial_max_[slot] = state.max;
       partial_sum_[slot] = state.sum;
+      if (spread_ == nullptr) continue;
+      const RowTile::Spread spread = tile.row_spread(row - task.row_begin);
+      partial_energy_[slot] = spread.energy;
+      partial_largest_[slot] = spread.largest;
     }
   }
 
@@ -170,9 +254,21 @@ class SplitAttentionRun {
       tile.set_query(row - task.row_begin,
                      q_.at(job.sequence, first_head + row / sizes_.queries, row % sizes_.queries));
     }
+    if (spread_ != nullptr) {
+      tile.follow_spread(job_spreads_[task.job].internal, task.row_begin, 0);
+    }
     tile.attend(key_range(k_in_, v_in_, job.sequence, job.kv_head), 0, internal_keys_, scale_);
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const AttentionPart state = tile.row_state(row - task.row_begin);
+      if (spread_ != nullptr) {
+        const RowTile::Spread spread = tile.row_spread(row - task.row_begin);
+        const float values[] = {state.max, state.sum, spread.energy, spread.largest};
+        float* next = job_spreads_[task.job].states + row;
+        for (const float value : values) {
+          *next = value;
+          next += sizes_.group * sizes_.queries;
+        }
+      }
       const int64_t target =
           output_row(job.sequence, first_head + row / sizes_.queries, row % sizes_.queries);
       lse_internal_[target] = merge_parts(&state, 1, sizes_.dim, internal_ + target * sizes_.dim);
@@ -220,6 +316,7 @@ class SplitAttentionRun {
   int64_t internal_keys_;
   float scale_;
   const ExternalWeights* kept_;
+  const SpreadFiller* spread_;  // null: not asked for
   const float* cached_external_;
   const float* cached_lse_;
   const float* residual_;
@@ -229,10 +326,14 @@ class SplitAttentionRun {
   float* lse_external_;
   float* internal_;
   float* lse_internal_;
-  at::Tensor partial_;               // owns the memory of the next three
+  at::Tensor partial_;               // owns the memory of the next five
   float* partial_output_ = nullptr;  // [slot, D], unnormalised
   float* partial_max_ = nullptr;     // [slot]
   float* partial_sum_ = nullptr;     // [slot]
+  float* partial_energy_ = nullptr;  // [slot], only with spread_
+  float* partial_largest_ = nullptr;
+  std::vector<JobSpread> job_spreads_;  // by job
+  at::Tensor copied_;                   // owns their memory
 };
 
 PrefixJob make_job(const AttentionSizes& sizes, int64_t sequence, int64_t kv_head, int64_t length,
@@ -266,7 +367,7 @@ SourcedAttention split_attention_cpu(const TileKernels& kernels, const Attention
                                      const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                      const at::Tensor& k_in, const at::Tensor& v_in,
                                      const ExternalSource& source, double scale,
-                                     ExternalWeights* kept) {
+                                     ExternalWeights* kept, WeightSpread* spread) {
   const auto floats = at::TensorOptions().dtype(at::kFloat);
   SourcedAttention result;
   result.out = at::empty({sizes.sequences, sizes.queries, sizes.heads, sizes.dim}, q.options())
@@ -284,7 +385,13 @@ SourcedAttention split_attention_cpu(const TileKernels& kernels, const Attention
     kept->weight = at::empty({sizes.sequences, sizes.kv_heads, tiles, rows, kTileKeys}, floats);
     kept->max = at::empty({sizes.sequences, sizes.kv_heads, tiles, rows}, floats);
   }
-  SplitAttentionRun run(kernels, sizes, q, k_ext, v_ext, k_in, v_in, source, scale, kept, result);
+  std::optional<SpreadFiller> filler;
+  if (spread != nullptr) {
+    check_spread("attention", *spread, sizes, ext_len, k_in.size(2));
+    filler.emplace(kernels, sizes, k_in.size(2), *spread);
+  }
+  SplitAttentionRun run(kernels, sizes, q, k_ext, v_ext, k_in, v_in, source, scale, kept,
+                        filler ? &*filler : nullptr, result);
   std::vector<PrefixJob> jobs;
   int64_t num_slots = 0;
   for (int64_t s = 0; s < sizes.sequences; ++s) {

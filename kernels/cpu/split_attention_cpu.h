@@ -32,6 +32,7 @@ SourcedAttention split_attention_cpu(const TileKernels& kernels, const Attention
                                      const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                      const at::Tensor& k_in, const at::Tensor& v_in,
                                      const ExternalSource& source, double scale,
-                                     ExternalWeights* kept = nullptr);
+                                     ExternalWeights* kept = nullptr,
+                                     WeightSpread* spread = nullptr);
 
 }  // namespace blockscope

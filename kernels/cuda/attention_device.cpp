@@ -221,7 +221,9 @@ void make_sets(const char* op, const DeviceQueue& queue, const Arguments& argume
 SplitAttention split_attention_on(const DeviceQueue& queue, const at::Tensor& q,
                                   const at::Tensor& k_ext, const at::Tensor& v_ext,
                                   const at::Tensor& ext_len, const at::Tensor& k_in,
-                                  const at::Tensor& v_in, double scale, ExternalWeights* /*kept*/) {
+                                  const at::Tensor& v_in, double scale, ExternalWeights* /*kept*/,
+                                  WeightSpread* spread) {
+  if (spread != nullptr) fallback::fill_spread(q, k_ext, ext_len, k_in, scale, {}, *spread);
   return attend(queue, check_arguments(kSplit, q, k_ext, v_ext, ext_len, k_in, v_in, scale), {},
                 false);
 }
@@ -231,7 +233,10 @@ SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& 
                                     const at::Tensor& ext_len, const at::Tensor& k_in,
                                     const at::Tensor& v_in, const at::Tensor& cached_external,
                                     const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
-                                    double scale) {
+                                    double scale, WeightSpread* spread) {
+  if (spread != nullptr) {
+    fallback::fill_spread(q, k_ext, ext_len, k_in, scale, {.reused = reuse_mask}, *spread);
+  }
   const Arguments arguments = check_arguments(kReuse, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   const AttentionSizes& sizes = arguments.sizes;
   const std::vector<bool> flags = check_reuse_mask(kReuse, reuse_mask, sizes);
@@ -259,7 +264,11 @@ SourcedAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor&
                                      const at::Tensor& ext_len, const at::Tensor& index,
                                      const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                      const at::Tensor& dense, const at::Tensor& residual,
-                                     const at::Tensor& lse_residual) {
+                                     const at::Tensor& lse_residual, WeightSpread* spread) {
+  if (spread != nullptr) {
+    fallback::fill_spread(q, k_ext, ext_len, k_in, scale, {.index = index, .dense = dense},
+                          *spread);
+  }
   const Arguments arguments = check_arguments(kGather, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   DeviceSource source;
   if (residual.defined() || lse_residual.defined()) {

@@ -19,6 +19,9 @@ constexpr int64_t kMaxLanes = 16;  // widest vector, in floats; every buffer is 
 // How far a score may exceed its row's row_max. Weights up to e^8 lose nothing in float32.
 constexpr float kMaxSlack = 8.0f;
 
+// Scores this far below row_max have weight 0 in float32.
+constexpr float kMostDistance = 120.0f;
+
 // Ranks order probabilities (>= 0 or NaN) and are positive. NaN has the lowest rank.
 constexpr int32_t kNaNRank = 1;
 inline int32_t rank_of(float probability) {
@@ -50,9 +53,12 @@ struct TileKernels {
   // [R][kMaxLanes] (partial sums per lane) are updated. alpha[r] = exp(old max - new max). A
   // row_max changes only if a score exceeds it by more than kMaxSlack, which is rare after a few
   // tiles. `visible` (or null): row r sees only the first visible[r] keys of the tile (may be <=
-  // 0).
+  // 0). row_energy and row_largest (both or none) [R][kMaxLanes], from 0 and -inf: per lane, the
+  // sum of weight * (score * scale - row_max), and the largest score * scale. The other results do
+  // not depend on them.
   void (*softmax)(float* scores, int64_t num_rows, int64_t num_keys, float scale,
-                  const int64_t* visible, float* row_max, float* row_sum, float* alpha);
+                  const int64_t* visible, float* row_max, float* row_sum, float* alpha,
+                  float* row_energy, float* row_largest);
 
   // output[r] = alpha[r] * output[r] + sum_j weights[r][j] * value j; row stride padded(dim).
   void (*accumulate)(Element element, const float* weights, const float* packed_values,
@@ -72,6 +78,11 @@ struct TileKernels {
 
   // factors[r] = exp(max[r] - lse[r]), r < num_rows.
   void (*row_factors)(const float* max, const float* lse, int64_t num_rows, float* factors);
+
+  // sums[j] = the sum over r < num_rows of rows[r * stride + j] * factors[r], j < width. width is
+  // a multiple of kMaxLanes.
+  void (*sum_of_rows)(const float* rows, const float* factors, int64_t num_rows, int64_t stride,
+                      int64_t width, float* sums);
 
   // token_probabilities from weights[r][j] * factors[r], with row r = g * row_stride + t of token
   // t.

@@ -153,9 +153,11 @@ inline float max_lane(Vec v) {
 }
 
 // One row of softmax, with its scores in registers. kWhole: a full tile with all keys visible.
-template <bool kWhole>
+// kSpread: row_energy and row_largest are updated too.
+template <bool kWhole, bool kSpread>
 inline void softmax_row(float* scores, int64_t num_keys, int64_t visible, float scale,
-                        float& row_max, float* row_sum, float& alpha) {
+                        float& row_max, float* row_sum, float& alpha, float* row_energy,
+                        float* row_largest) {
   constexpr int64_t kVectors = kTileKeys / kLanes;
   const int64_t vectors = kWhole ? kVectors : (num_keys + kLanes - 1) / kLanes;
   Vec x[kVectors]{};  // GCC does not see that both loops run over the same vectors
@@ -174,10 +176,14 @@ inline void softmax_row(float* scores, int64_t num_keys, int64_t visible, float 
   // A row with only -inf so far keeps weight 0; without this, -inf - -inf would be NaN.
   const float origin = after == -kInfinity ? 0.0f : after;
   Vec sum{};
+  Vec energy{};
 #pragma GCC unroll 16
   for (int64_t v = 0; v < vectors; ++v) {
-    const Vec weight = exp_vec(x[v] - origin);
+    const Vec distance = x[v] - origin;
+    const Vec weight = exp_vec(distance);
     sum += weight;
+    // The bound keeps 0 * -inf from becoming NaN. At the bound, the weight is 0.
+    if (kSpread) energy += weight * larger(distance, broadcast(-kMostDistance));
     store(scores + v * kLanes, weight);
   }
   alpha = 1.0f;
@@ -185,20 +191,50 @@ inline void softmax_row(float* scores, int64_t num_keys, int64_t visible, float 
     alpha = exp_vec(broadcast(before - origin))[0];
     row_max = after;
   }
+  if constexpr (kSpread) {
+    // sum of w (x - after) = alpha * (sum of w (x - before) + (before - after) * sum of w)
+    const float moved = before == -kInfinity ? 0.0f : before - after;
+    store(row_energy, (load(row_energy) + load(row_sum) * moved) * alpha + energy);
+    store(row_largest, larger(largest, load(row_largest)));
+  }
   store(row_sum, load(row_sum) * alpha + sum);
 }
 
-void softmax(float* scores_of_rows, int64_t num_rows, int64_t num_keys, float scale,
-             const int64_t* visible, float* row_max, float* row_sum, float* alpha) {
+template <bool kSpread>
+inline void softmax_rows(float* scores_of_rows, int64_t num_rows, int64_t num_keys, float scale,
+                         const int64_t* visible, float* row_max, float* row_sum, float* alpha,
+                         float* row_energy, float* row_largest) {
   for (int64_t r = 0; r < num_rows; ++r) {
     float* const s = scores_of_rows + r * kTileKeys;
     const int64_t limit = visible && visible[r] < num_keys ? visible[r] : num_keys;
-    float* const sum = row_sum + r * kMaxLanes;
-    if (limit == kTileKeys) {
-      softmax_row<true>(s, num_keys, limit, scale, row_max[r], sum, alpha[r]);
-    } else {
-      softmax_row<false>(s, num_keys, limit, scale, row_max[r], sum, alpha[r]);
-    }
+    const auto row = [&]<bool kWhole>() {
+      const int64_t lanes = r * kMaxLanes;
+      softmax_row<kWhole, kSpread>(s, num_keys, limit, scale, row_max[r], row_sum + lanes, alpha[r],
+                                   row_energy + lanes, row_largest + lanes);
+    };
+    limit == kTileKeys ? row.template operator()<true>() : row.template operator()<false>();
+  }
+}
+
+void softmax(float* scores_of_rows, int64_t num_rows, int64_t num_keys, float scale,
+             const int64_t* visible, float* row_max, float* row_sum, float* alpha,
+             float* row_energy, float* row_largest) {
+  if (row_energy == nullptr) {
+    // row_sum stands for the arrays that aren't read.
+    softmax_rows<false>(scores_of_rows, num_rows, num_keys, scale, visible, row_max, row_sum, alpha,
+                        row_sum, row_sum);
+  } else {
+    softmax_rows<true>(scores_of_rows, num_rows, num_keys, scale, visible, row_max, row_sum, alpha,
+                       row_energy, row_largest);
+  }
+}
+
+void sum_of_rows(const float* rows, const float* factors, int64_t num_rows, int64_t stride,
+                 int64_t width, float* sums) {
+  for (int64_t j = 0; j < width; j += kLanes) {
+    Vec sum{};
+    for (int64_t r = 0; r < num_rows; ++r) sum += load(rows + r * stride + j) * factors[r];
+    store(sums + j, sum);
   }
 }
 
@@ -388,10 +424,15 @@ void keep_larger(const float* p, int64_t count, float* largest) {
 }
 
 constexpr TileKernels make_tile_kernels(const char* name) {
-  return {
-      name,           12,          pack_query,      pack_keys,           pack_values, scores,
-      softmax,        accumulate,  probabilities,   token_probabilities, row_factors, token_weights,
-      pass_not_below, keep_larger, splitting_bound, keep_reaching};
+  return {name,          12,
+          pack_query,    pack_keys,
+          pack_values,   scores,
+          softmax,       accumulate,
+          probabilities, token_probabilities,
+          row_factors,   sum_of_rows,
+          token_weights, pass_not_below,
+          keep_larger,   splitting_bound,
+          keep_reaching};
 }
 
 }  // namespace

@@ -184,7 +184,7 @@ int64_t pages_of(int64_t keys, int64_t page_size) { return (keys + page_size - 1
 
 SplitAttention split_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
                                const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in,
-                               double scale, ExternalWeights* /*kept*/) {
+                               double scale, ExternalWeights* /*kept*/, WeightSpread* spread) {
   const Sequences sequences(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   Sides sides;
   for (int64_t s = 0; s < sequences.count(); ++s) {
@@ -193,13 +193,14 @@ SplitAttention split_attention(const Tensor& q, const Tensor& k_ext, const Tenso
     const Part internal = one.internal();
     sides.add(external, internal, merge({external, internal}));
   }
+  if (spread != nullptr) fill_spread(q, k_ext, ext_len, k_in, scale, {}, *spread);
   return sides.result<SplitAttention>(q.scalar_type());
 }
 
 SourcedAttention reuse_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
                                  const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in,
                                  const Tensor& cached_external, const Tensor& cached_lse,
-                                 const Tensor& reuse_mask, double scale) {
+                                 const Tensor& reuse_mask, double scale, WeightSpread* spread) {
   const Sequences sequences(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   const int64_t kv_heads = k_ext.size(1);
   const Tensor mask = reuse_mask.expand({q.size(0), q.size(1)});
@@ -225,13 +226,17 @@ SourcedAttention reuse_attention(const Tensor& q, const Tensor& k_ext, const Ten
   }
   SourcedAttention result = sides.result<SourcedAttention>(q.scalar_type());
   result.keys_read = beside(keys_read, q);
+  if (spread != nullptr) {
+    fill_spread(q, k_ext, ext_len, k_in, scale, {.reused = reuse_mask}, *spread);
+  }
   return result;
 }
 
 SourcedAttention gather_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
                                   const Tensor& ext_len, const Tensor& index, const Tensor& k_in,
                                   const Tensor& v_in, double scale, const Tensor& dense,
-                                  const Tensor& residual, const Tensor& lse_residual) {
+                                  const Tensor& residual, const Tensor& lse_residual,
+                                  WeightSpread* spread) {
   const Sequences sequences(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   Sides sides;
   std::vector<Tensor> read;
@@ -249,6 +254,9 @@ SourcedAttention gather_attention(const Tensor& q, const Tensor& k_ext, const Te
   }
   SourcedAttention result = sides.result<SourcedAttention>(q.scalar_type());
   result.keys_read = at::stack(read);
+  if (spread != nullptr) {
+    fill_spread(q, k_ext, ext_len, k_in, scale, {.index = index, .dense = dense}, *spread);
+  }
   return result;
 }
 

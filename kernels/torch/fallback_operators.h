@@ -17,4 +17,15 @@ BLOCKSCOPE_ROW_OPERATORS(BLOCKSCOPE_FALLBACK)
 TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                    const at::Tensor& lse, int64_t k, double scale, bool with_tokens);
 
+// What fill_spread has to know about the keys that heads read; undefined: all of them.
+struct SpreadKeys {
+  at::Tensor index = {}, dense = {};  // as for gather_attention
+  at::Tensor reused = {};             // reuse_attention's mask
+  bool causal = false;                // a query sees internal keys only up to its own place
+};
+// Fills `spread` for q, k_ext and k_in of any device.
+void fill_spread(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
+                 const at::Tensor& k_in, double scale, const SpreadKeys& keys,
+                 WeightSpread& spread);
+
 }  // namespace blockscope::fallback
