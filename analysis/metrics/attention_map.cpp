@@ -219,9 +219,7 @@ std::vector<float> AttentionMap::mean_weights() const {
 }
 
 std::string_view name_of(KeyRegion region) {
-  constexpr std::array<std::string_view, kNumKeyRegions> kNames{"first",   "prompt", "answer",
-                                                                "decided", "masks",  "after"};
-  return kNames.at(static_cast<std::size_t>(region));
+  return kRegionNames.at(static_cast<std::size_t>(region));
 }
 
 MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const AttentionMap& map) {

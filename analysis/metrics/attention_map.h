@@ -49,10 +49,7 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
 /// not recorded.
 std::size_t kv_slot_of(const TraceReader& trace, std::size_t head);
 
-/// The first positions of a sequence, where attention sinks are (StreamingLLM, arXiv 2309.17453).
-inline constexpr std::int32_t kFirstPositions = 4;
-
-/// What stands at a key's position.
+/// What stands at a key's position, in the order of kRegionNames.
 enum class KeyRegion : std::uint8_t {
   first,    ///< the first kFirstPositions
   prompt,   ///< the rest of the prompt
@@ -61,7 +58,7 @@ enum class KeyRegion : std::uint8_t {
   masks,    ///< in the block, still a mask
   after     ///< after the block, which bidirectional models see
 };
-inline constexpr std::size_t kNumKeyRegions = 6;
+inline constexpr std::size_t kNumKeyRegions = kRegionNames.size();
 std::string_view name_of(KeyRegion region);
 
 /// Tokens and regions of the keys of a map, from the state before the row.

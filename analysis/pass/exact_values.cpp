@@ -22,6 +22,7 @@ std::string_view level_of(Exists exists) {
     case Exists::always:
       return "trajectory";
     case Exists::summary:
+    case Exists::spread:
       return "summary";
     case Exists::selected:
     case Exists::lse_residual:

@@ -39,6 +39,10 @@ constexpr std::array<IntField, 3> kRunInts{{{"block_length", &TraceMeta::block_l
 constexpr std::array<IntField, 2> kRouterInts{{{"experts_per_token", &TraceMeta::experts_per_token},
                                                {"num_experts", &TraceMeta::num_experts}}};
 
+// Likewise, only with /spread: the names of its regions with commas between them, and bins.
+constexpr const char* kRegions = "regions";
+constexpr const char* kDistanceBins = "distance_bins";
+
 // Likewise, only if they are true.
 struct Mark {
   const char* name;
@@ -89,6 +93,35 @@ std::vector<std::int64_t> piece_offsets(const TraceMeta& meta) {
     offsets.push_back(offsets.back() + static_cast<std::int64_t>(piece.size()));
   }
   return offsets;
+}
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> words(1);
+  for (const char c : text) {
+    if (c == ',') {
+      words.emplace_back();
+    } else {
+      words.back() += c;
+    }
+  }
+  return words;
+}
+
+/// The smallest distance of each bin from the block, negative before it.
+std::vector<std::int32_t> distances(const TraceMeta& meta) {
+  std::vector<std::int32_t> values;
+  for (std::int64_t bin = meta.distance_bins; bin-- > 0;) values.push_back(-(1 << bin));
+  for (std::int64_t bin = 0; meta.bidirectional && bin < meta.distance_bins; ++bin) {
+    values.push_back(1 << bin);
+  }
+  return values;
+}
+
+/// Positions of keys of the block, from that of the query.
+std::vector<std::int32_t> offsets(const TraceMeta& meta) {
+  std::vector<std::int32_t> values(static_cast<std::size_t>(2 * meta.block_length - 1));
+  std::iota(values.begin(), values.end(), static_cast<std::int32_t>(1 - meta.block_length));
+  return values;
 }
 
 std::vector<std::byte> cost_values(const DatasetSpec& spec, const TraceMeta& meta) {
@@ -258,6 +291,10 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
       h5::write_attribute(file, "/", field.name, meta.*field.member);
     }
   }
+  if (!meta.regions.empty()) {
+    h5::write_attribute(file, "/", kRegions, fmt::format("{}", fmt::join(meta.regions, ",")));
+    h5::write_attribute(file, "/", kDistanceBins, meta.distance_bins);
+  }
   for (const Mark& mark : kMarks) {
     if (meta.*mark.member) h5::write_attribute(file, "/", mark.name, std::int64_t{1});
   }
@@ -280,6 +317,10 @@ std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& me
       return to_bytes(to_int32(meta.heads));
     case Field::kv_head:
       return to_bytes(to_int32(meta.kv_heads));
+    case Field::distance:
+      return to_bytes(distances(meta));
+    case Field::offset:
+      return to_bytes(offsets(meta));
     case Field::tau:
       return to_bytes(std::vector<float>(kReuseTaus.begin(), kReuseTaus.end()));
     case Field::model_json:
@@ -328,6 +369,11 @@ TraceMeta read_header(const h5::File& file) {
   }
   for (const IntField& field : kRouterInts) {
     meta.*field.member = h5::read_int_attribute(file, "/", field.name).value_or(0);
+  }
+  // Traces from before /spread have no regions.
+  if (const auto names = h5::read_string_attribute(file, "/", kRegions)) {
+    meta.regions = split_at_commas(*names);
+    meta.distance_bins = required_int(file, "/", kDistanceBins);
   }
   for (const Mark& mark : kMarks) {
     meta.*mark.member = h5::read_int_attribute(file, "/", mark.name).value_or(0) != 0;
@@ -386,6 +432,9 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
           kNormaliserNames[static_cast<std::size_t>(wanted.set_normaliser)]);
   differs("residual", file.has_residual, wanted.has_residual);
   differs("shadow", file.has_shadow, wanted.has_shadow);
+  differs(kRegions, fmt::format("{}", fmt::join(file.regions, ",")),
+          fmt::format("{}", fmt::join(wanted.regions, ",")));
+  differs(kDistanceBins, file.distance_bins, wanted.distance_bins);
   differs("bidirectional", file.bidirectional, wanted.bidirectional);
   for (const Mark& mark : kMarks) {
     differs(mark.name, file.*mark.member, wanted.*mark.member);

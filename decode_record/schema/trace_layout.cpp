@@ -20,6 +20,10 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "error_sum",
     "per_token",
     "model_layer",
+    "side",
+    "distance",
+    "offset",
+    "region",
     "model_byte",
     "run_byte",
     "one",
@@ -85,6 +89,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::summary) && meta.has_shadow;
     case Exists::shadow_outputs:
       return at_least(RecordLevel::outputs) && meta.has_shadow;
+    case Exists::spread:
+      return at_least(RecordLevel::summary) && !meta.regions.empty();
     case Exists::router:
       return at_least(RecordLevel::summary) && meta.experts_per_token > 0;
     case Exists::cache:
@@ -135,6 +141,14 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
       return meta.experts_per_token;
     case Axis::model_layer:
       return meta.num_layers;
+    case Axis::side:
+      return 3;
+    case Axis::distance:
+      return meta.distance_bins * (meta.bidirectional ? 2 : 1);
+    case Axis::offset:
+      return 2 * meta.block_length - 1;
+    case Axis::region:
+      return size(meta.regions);
     case Axis::model_byte:
       return size(meta.model_json);
     case Axis::run_byte:

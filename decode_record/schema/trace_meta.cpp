@@ -41,6 +41,26 @@ void check_selection(std::string_view name, const std::vector<std::int64_t>& cho
   }
 }
 
+void check_regions(const TraceMeta& meta) {
+  check_size("distance_bins", meta.distance_bins, 0);
+  const std::vector<std::string>& names = meta.regions;
+  if (names.empty() != (meta.distance_bins == 0) || meta.distance_bins > kMostDistanceBins) {
+    throw UsageError(
+        fmt::format("trace meta: distance_bins: expected 1 to {} with regions, 0 without, got {} "
+                    "with {} regions",
+                    kMostDistanceBins, meta.distance_bins, names.size()));
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const bool twice = std::find(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(i),
+                                 names[i]) != names.begin() + static_cast<std::ptrdiff_t>(i);
+    if (names[i].empty() || names[i].find(',') != std::string::npos || twice) {
+      throw UsageError(
+          fmt::format("trace meta: regions: expected different names without a comma, got \"{}\"",
+                      fmt::join(names, "\", \"")));
+    }
+  }
+}
+
 void check_draft_cost(const TraceMeta& meta) {
   const std::vector<DraftCost>& costs = meta.draft_cost;
   if (costs.empty()) return;
@@ -113,6 +133,7 @@ void check_meta(const TraceMeta& meta) {
   check_size("block_length", meta.block_length, 1);
   check_size("set_size", meta.set_size, 0);
   check_size("selected_size", meta.selected_size, 0);
+  check_regions(meta);
   check_size("experts_per_token", meta.experts_per_token, 0);
   check_size("num_experts", meta.num_experts, 0);
   if (meta.experts_per_token > meta.num_experts ||

@@ -17,6 +17,24 @@ namespace blockscope {
 /// The most positions of a prompt, or after a prompt. No model comes near.
 inline constexpr std::int64_t kLargestLength = std::int64_t{1} << 24;
 
+/// Distances of 2^23 and more, which no prefix has, would need more bins.
+inline constexpr std::int64_t kMostDistanceBins = 24;
+
+/// The regions of keys that every recorder knows, in their order: the first kFirstPositions of a
+/// sequence, the rest of the prompt (more names if its parts are known), answer blocks before this
+/// one, decided and masked positions of the block, and positions after the block.
+inline constexpr std::array<std::string_view, 6> kRegionNames{"first",   "prompt", "answer",
+                                                              "decided", "masks",  "after"};
+/// The first positions of a sequence, where attention sinks are (StreamingLLM, arXiv 2309.17453).
+inline constexpr std::int32_t kFirstPositions = 4;
+
+/// The bin of a distance of at least 1, rising powers of two: 0 for 1, 1 for 2 and 3, ...
+constexpr std::int64_t distance_bin(std::int64_t distance) {
+  std::int64_t bin = 0;
+  while (distance >>= 1) ++bin;
+  return bin;
+}
+
 /// Recorder levels; each includes the ones before it.
 enum class RecordLevel : std::uint8_t { trajectory, summary, sets, outputs, full };
 
@@ -70,6 +88,8 @@ struct TraceMeta {
   bool has_draft = false;              ///< the model drafts for a target: /draft
   std::vector<DraftCost> draft_cost;   ///< rising block lengths 1 to B; empty: no /draft/cost
   std::int64_t experts_per_token = 0;  ///< in recorded router choices; 0: no /router
+  std::vector<std::string> regions;    ///< of keys, along the axis `region`; empty: no /spread
+  std::int64_t distance_bins = 0;      ///< powers of two per side of the block; 0 without /spread
   std::int64_t num_experts = 0;        ///< experts that a router chooses from; 0 without /router
   ArrayType array_type = ArrayType::bf16;
 

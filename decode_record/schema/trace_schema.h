@@ -23,7 +23,7 @@ inline constexpr std::size_t kMaxRank = 5;
 enum class Field : std::uint8_t {
   // coordinates of the axes (dimension scales)
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_layer,
+  error_sum, per_token, model_layer, side, distance, offset, region,
   // what ran
   model_json, run_json, run_complete, token_offset, token_bytes,
   // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
@@ -66,6 +66,8 @@ enum class Field : std::uint8_t {
   // summaries
   similarity_external, similarity_internal, external_mass, hidden_gap, query_gap, query_block_gap,
   reuse_error,
+  // how the weights are spread over the keys
+  spread_entropy, spread_largest, spread_distance, spread_offset, spread_region,
   // what the routers of experts chose
   router_expert, router_weight,
   count
@@ -80,7 +82,7 @@ enum class ElementType : std::uint8_t { u8, i32, i64, f32, array };
 /// Axis names are the names of the dimension scales at the root of the file.
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_layer, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  error_sum, per_token, model_layer, side, distance, offset, region, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
   prefix_element, revocation, query_range, key_range, value_range, draft_cost,
   count
@@ -109,6 +111,7 @@ enum class Exists : std::uint8_t {
   lse_residual,    ///< level summary, and has_residual
   shadow,          ///< level summary, and has_shadow
   shadow_outputs,  ///< level outputs, and has_shadow
+  spread,          ///< level summary, and regions
   router,          ///< level summary, and experts_per_token > 0
   cache,           ///< has_cache
   revocations,     ///< has_revocations
@@ -155,6 +158,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
   constexpr Axes rlkbd{A::row, A::layer, A::kv_head, A::block_position, A::channel};
   constexpr Axes xlkd{A::prefix_element, A::layer, A::kv_head, A::channel};
   constexpr Axes rlbp{A::row, A::layer, A::block_position, A::per_token};
+  constexpr Axes rlhs{A::row, A::layer, A::head, A::side};
   constexpr Axes rtlhe{A::row, A::tau, A::layer, A::head, A::error_sum};
   return std::array<DatasetSpec, kNumFields>{{
     // coordinates of the axes (dimension scales)
@@ -180,6 +184,14 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "0 .. experts_per_token-1"},
     {F::model_layer, "/model_layer", i32, 1, {A::model_layer}, S::fixed, E::cache,
      "0 .. num_layers-1"},
+    {F::side, "/side", i32, 1, {A::side}, S::fixed, E::spread,
+     "0: external keys, 1: keys of the block, 2: all"},
+    {F::distance, "/distance", i32, 1, {A::distance}, S::fixed, E::spread,
+     "smallest distance of each bin from the block, -: before it"},
+    {F::offset, "/offset", i32, 1, {A::offset}, S::fixed, E::spread,
+     "position of a key of the block minus that of the query"},
+    {F::region, "/region", i32, 1, {A::region}, S::fixed, E::spread,
+     "0 .. R-1; the names are in the attribute `regions`"},
     // what ran
     {F::model_json, "/model/json", u8, 1, {A::model_byte}, S::fixed, E::always, "UTF-8 JSON"},
     {F::run_json, "/run/json", u8, 1, {A::run_byte}, S::fixed, E::always, "UTF-8 JSON"},
@@ -425,6 +437,17 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "S4 to step 1"},
     {F::reuse_error, "/summary/reuse_error", f32, 5, rtlhe, S::column, E::summary,
      "sums of the one-step reuse error"},
+    // how the weights are spread over the keys
+    {F::spread_entropy, "/spread/entropy", f32, 4, rlhs, S::column, E::spread,
+     "entropy of the weights in nats, mean over the queries"},
+    {F::spread_largest, "/spread/largest", f32, 4, rlhs, S::column, E::spread,
+     "largest weight among the side's keys, mean over the queries"},
+    {F::spread_distance, "/spread/distance", f32, 4, {A::row, A::layer, A::head, A::distance},
+     S::column, E::spread, "weight of external keys by distance from the block"},
+    {F::spread_offset, "/spread/offset", f32, 4, {A::row, A::layer, A::head, A::offset},
+     S::column, E::spread, "weight of keys of the block by distance from the query"},
+    {F::spread_region, "/spread/region", f32, 4, {A::row, A::layer, A::head, A::region},
+     S::column, E::spread, "weight of keys by region"},
     // what the routers of experts chose
     {F::router_expert, "/router/expert", i32, 4, rlbp, S::row, E::router,
      "chosen experts by falling weight, -1: the layer has none"},

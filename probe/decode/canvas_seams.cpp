@@ -163,7 +163,9 @@ at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tens
                                      const at::Tensor& present) {
   const at::Tensor k = keys_.block_key(layer);
   const at::Tensor v = keys_.block_value(layer);
-  const AttentionInput input{layer, q, k, v, scale};
+  AttentionInput input{layer, q, k, v, scale};
+  // If only a device knows the rows, their mean weights aren't known.
+  if (!present.defined()) input.spread = wanted_spread(layer, places(positions));
   const at::Tensor external_key = keys_.external_key(layer);
   const ExternalKeys external{external_key, keys_.external_value(layer),
                               at::full({1}, external_key.size(2), at::kLong)};

@@ -30,6 +30,8 @@ struct AttentionView {
                                         // computed at this layer; the others hold NaN; nullptr: all
   const at::Tensor* present = nullptr;  // [B] bool, instead of `rows` if only a device knows which
                                         // positions were computed; may be all false
+  const WeightSpread* spread = nullptr;  // filled, of `exact` if it is known, else of `used`;
+                                         // nullptr: not asked for, or not known
 };
 
 /// How far the layers of a cached pass are from a pass over the whole canvas with the same input
@@ -125,6 +127,12 @@ class DecodeObserver {
   /// Whether on_attention of this layer will read the exact parts' weights.
   virtual bool wants_weights(const PassContext& /*context*/, int64_t /*layer*/) const {
     return false;
+  }
+  /// The ranges of external keys (WeightSpread::ends) that on_attention of this layer will read the
+  /// weights of; empty: none.
+  virtual std::vector<std::vector<int64_t>> key_ranges(const PassContext& /*context*/,
+                                                       int64_t /*layer*/) const {
+    return {};
   }
   /// Whether the observer needs predictions of decided positions. If not, the LM head may leave
   /// them out. Then on_masked_logits is called in place of on_logits, and a decision has -1 and NaN

@@ -176,6 +176,7 @@ at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
   const ExternalKeys external{cache_.key(input.layer, stored_), cache_.value(input.layer, stored_),
                               cache_.lengths(stored_)};
   input.keep_weights = rows_.count == options_.block_length() && wants_weights(input, external);
+  input.spread = wanted_spread(input.layer, row_index_);
   const AttentionParts used = policy_.attend(input, external);
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     const SequencePass& pass = context_->sequences[slot];

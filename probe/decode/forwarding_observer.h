@@ -20,6 +20,11 @@ class ForwardingObserver : public DecodeObserver {
   bool wants_weights(const PassContext& context, int64_t layer) const override {
     return next_ != nullptr && next_->wants_weights(context, layer);
   }
+  std::vector<std::vector<int64_t>> key_ranges(const PassContext& context,
+                                               int64_t layer) const override {
+    return next_ != nullptr ? next_->key_ranges(context, layer)
+                            : std::vector<std::vector<int64_t>>();
+  }
   bool wants_every_prediction() const override {
     return next_ != nullptr && next_->wants_every_prediction();
   }

@@ -35,6 +35,19 @@ bool ObservedSeams::wants_weights(const AttentionInput& input, const ExternalKey
          watcher_.observer()->wants_weights(*context_, input.layer);
 }
 
+WeightSpread* ObservedSeams::wanted_spread(int64_t layer, const at::Tensor& rows) {
+  if (!shown_) return nullptr;
+  spread_ = {};
+  spread_.ends = watcher_.observer()->key_ranges(*context_, layer);
+  if (spread_.ends.empty()) return nullptr;
+  if (rows.defined()) {
+    const at::Tensor places = rows.contiguous();
+    const auto* first = places.const_data_ptr<int64_t>();
+    spread_.places.assign(first, first + places.numel());
+  }
+  return &spread_;
+}
+
 void ObservedSeams::show_attention(const AttentionInput& input, const ExternalKeys& external,
                                    const AttentionParts& used, const at::Tensor& rows,
                                    int64_t block_length) {
@@ -48,7 +61,9 @@ void ObservedSeams::show_attention(const AttentionInput& input, const ExternalKe
                              external,
                              parts,
                              &parts,
-                             &rows});
+                             &rows,
+                             nullptr,
+                             input.spread});
       return;
     }
     std::optional<AttentionParts> shadow;
@@ -57,7 +72,8 @@ void ObservedSeams::show_attention(const AttentionInput& input, const ExternalKe
       shadow = make_exact_policy()->attend(input, external);
       exact = &*shadow;
     }
-    observer.on_attention({*context_, input, external, used, exact});
+    observer.on_attention(
+        {*context_, input, external, used, exact, nullptr, nullptr, input.spread});
   });
 }
 

@@ -33,6 +33,9 @@ class ObservedSeams : public ForwardSeams {
 
   /// Whether the exact weights of `external` are worth keeping for the observer.
   bool wants_weights(const AttentionInput& input, const ExternalKeys& external) const;
+  /// The question that the observer has about the weights of a layer, for all T queries or those
+  /// of `rows` (see show_attention); nullptr: none. It is valid until the next call.
+  WeightSpread* wanted_spread(int64_t layer, const at::Tensor& rows = {});
   /// Shows the values that a layer used, and with `shadow` the exact ones. `rows` [R] int64, on the
   /// host: the positions that an exact pass computed, in a block of `block_length`; undefined: all.
   void show_attention(const AttentionInput& input, const ExternalKeys& external,
@@ -49,6 +52,7 @@ class ObservedSeams : public ForwardSeams {
 
  private:
   bool shown_ = false;
+  WeightSpread spread_;
 };
 
 }  // namespace blockscope

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "kernels/torch/fallback_operators.h"
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
@@ -75,7 +76,12 @@ void TargetSeams::show_causal(const AttentionInput& input, const at::Tensor& out
                                input.v,     input.scale, wants_weights(input, external)};
     AttentionParts parts = causal_parts(shown, external);
     parts.out = out;
-    observer.on_attention({*context_, shown, external, parts, &parts});
+    WeightSpread* const spread = wanted_spread(input.layer);
+    if (spread != nullptr) {
+      fallback::fill_spread(input.q, external.key, external.length, input.k, input.scale,
+                            {.causal = true}, *spread);
+    }
+    observer.on_attention({*context_, shown, external, parts, &parts, nullptr, nullptr, spread});
   });
 }
 
@@ -94,6 +100,7 @@ at::Tensor DraftSeams::attention(const AttentionInput& pass_input) {
   AttentionInput input = pass_input;
   const ExternalKeys external = external_of(cache_, input.layer);
   input.keep_weights = wants_weights(input, external);
+  input.spread = wanted_spread(input.layer);
   const AttentionParts used = exact_attention(input, external);
   show_attention(input, external, used);
   return used.out;

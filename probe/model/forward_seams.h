@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 
+#include "kernels/ops.h"
 #include "probe/model/attention_layer.h"
 #include "probe/model/router_choice.h"
 
@@ -17,11 +18,12 @@ namespace blockscope {
 /// What a layer hands to its attention: after QK-norm and RoPE.
 struct AttentionInput {
   int64_t layer = 0;
-  const at::Tensor& q;        // [S, H, T, D]
-  const at::Tensor& k;        // [S, K, T, D]
-  const at::Tensor& v;        // [S, K, T, D]
-  double scale = 1.0;         // softmax scale, 1/sqrt(D)
-  bool keep_weights = false;  // an exact step must also return its external weights
+  const at::Tensor& q;             // [S, H, T, D]
+  const at::Tensor& k;             // [S, K, T, D]
+  const at::Tensor& v;             // [S, K, T, D]
+  double scale = 1.0;              // softmax scale, 1/sqrt(D)
+  bool keep_weights = false;       // an exact step must also return its external weights
+  WeightSpread* spread = nullptr;  // to fill with the keys that the step reads; null: not asked for
 };
 
 /// S sequences, T positions of this pass, H query heads, K KV heads, D head_dim.

@@ -9,9 +9,9 @@ namespace blockscope {
 
 AttentionParts exact_attention(const AttentionInput& input, const ExternalKeys& external) {
   ExternalWeights weights;
-  AttentionParts parts =
-      parts_of(split_attention(input.q, external.key, external.value, external.length, input.k,
-                               input.v, input.scale, input.keep_weights ? &weights : nullptr));
+  AttentionParts parts = parts_of(
+      split_attention(input.q, external.key, external.value, external.length, input.k, input.v,
+                      input.scale, input.keep_weights ? &weights : nullptr, input.spread));
   parts.weights = std::move(weights);
   return parts;
 }

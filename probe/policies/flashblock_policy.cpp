@@ -41,7 +41,7 @@ class FlashBlockPolicy : public AttentionPolicy {
     if (mask.any().item<bool>()) {
       SourcedAttention reuse =
           reuse_attention(input.q, external.key, external.value, external.length, input.k, input.v,
-                          cached.external, cached.lse, mask, input.scale);
+                          cached.external, cached.lse, mask, input.scale, input.spread);
       parts = parts_of(reuse);
       parts.reused = mask;
       parts.keys_read = std::move(reuse.keys_read);

@@ -214,7 +214,7 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
   const TrustedSetsScope trusted;  // every policy's set is distinct positions of the prefix
   SourcedAttention result =
       gather_attention(input.q, external.key, external.value, external.length, index, input.k,
-                       input.v, input.scale, dense_flags, residual, lse_residual);
+                       input.v, input.scale, dense_flags, residual, lse_residual, input.spread);
   AttentionParts parts = parts_of(result);
   parts.keys_read = std::move(result.keys_read);
   parts.selected = index;

@@ -26,7 +26,8 @@ struct AttentionReads {
   AttentionParts used;    // the values that the policy used
   AttentionParts shadow;  // the exact values, if `used` is not exact
   Exact exactness = Exact::kUnknown;
-  TopKSets sets;  // top-k sets of the rows
+  TopKSets sets;        // top-k sets of the rows
+  WeightSpread spread;  // of the rows; its tensors are undefined if it wasn't asked for
 
   /// The exact values; nullptr: unknown, or not needed.
   const AttentionParts* exact() const {
@@ -38,6 +39,8 @@ struct AttentionReads {
   std::vector<at::Tensor*> computed() {
     std::vector<at::Tensor*> all{
         &q, &k, &v, &present, &sets.index, &sets.probability, &sets.union_size, &sets.token_index};
+    all.insert(all.end(),
+               {&spread.entropy, &spread.largest, &spread.range, &spread.key, &spread.offset});
     for (AttentionParts* parts : {&used, &shadow}) {
       all.insert(all.end(), {&parts->out, &parts->external, &parts->lse_external, &parts->internal,
                              &parts->lse_internal, &parts->reused, &parts->selected,

@@ -60,6 +60,10 @@ class LateRecorder final : public DecodeObserver {
   bool wants_weights(const PassContext& context, int64_t layer) const override {
     return recorder_.wants_weights(context, layer);
   }
+  std::vector<std::vector<int64_t>> key_ranges(const PassContext& context,
+                                               int64_t layer) const override {
+    return recorder_.key_ranges(context, layer);
+  }
   void on_attention(const AttentionView& view) override;
   void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override;
   void on_router(const PassContext& context, int64_t layer, const RouterChoice& choice) override;

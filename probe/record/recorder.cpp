@@ -121,6 +121,7 @@ void Recorder::summarise(const SequencePass& pass, const AttentionReads& reads, 
                 out.begin() + layer_index * static_cast<int64_t>(heads));
   }
   record_selection(reads, s, layer_index);
+  record_spread(pass, reads, s, layer_index);
   LayerStep step;
   compare_queries(pass, reads.q, row, history, step);
   if (const AttentionParts* exact = reads.exact()) {

@@ -38,6 +38,8 @@ class Recorder : public DecodeObserver {
   bool wants_logits() const override;
   bool looks_inside(const PassContext& context) const override;
   bool wants_weights(const PassContext& context, int64_t layer) const override;
+  std::vector<std::vector<int64_t>> key_ranges(const PassContext& context,
+                                               int64_t layer) const override;
   void on_attention(const AttentionView& view) override;
   void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override;
   void on_router(const PassContext& context, int64_t layer, const RouterChoice& choice) override;
@@ -97,6 +99,9 @@ class Recorder : public DecodeObserver {
   /// The history is empty at a layer's first pass of a block.
   static LayerHistory& history_of(Slot& slot, int64_t layer_index, const SequencePass& pass);
 
+  /// Positions of external keys at which another distance or region begins, ascending; the last
+  /// one is the number of external keys.
+  std::vector<int64_t> key_range_ends(const SequencePass& pass) const;
   TopKSets sets_of(const AttentionView& view) const;
   void summarise(const SequencePass& pass, const AttentionReads& reads, size_t slot,
                  int64_t layer_index);
@@ -106,6 +111,8 @@ class Recorder : public DecodeObserver {
   static void compare_steps(const SequencePass& pass, LayerHistory& history, LayerStep& step);
   void put_statistics(const LayerStatistics& statistics, Slot& slot, int64_t layer_index);
   void put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics);
+  void record_spread(const SequencePass& pass, const AttentionReads& reads, size_t slot,
+                     int64_t layer_index);
   void record_selection(const AttentionReads& reads, size_t slot, int64_t layer_index);
   void record_shadow(const AttentionReads& reads, size_t slot, int64_t layer_index);
   bool wants_sets(const PassContext& context) const;

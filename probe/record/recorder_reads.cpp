@@ -123,6 +123,7 @@ AttentionReads Recorder::reads_of(const AttentionView& view) const {
   reads.q = view.input.q;
   if (view.rows != nullptr) reads.rows = *view.rows;
   if (view.present != nullptr) reads.present = *view.present;
+  if (view.spread != nullptr) reads.spread = *view.spread;
   reads.used.lse_external = view.used.lse_external;
   reads.used.lse_internal = view.used.lse_internal;
   reads.used.reused = view.used.reused;

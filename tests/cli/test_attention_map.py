@@ -1,5 +1,5 @@
-"""`blockscope analyze --matrix attention` against a float64 softmax of the stored queries and keys, read with h5py by
-the rules of docs/trace_format.md: every family, policies, caches, batches and drafts."""
+"""`blockscope analyze --matrix attention` and the datasets of /spread against a float64 softmax of the stored queries and
+keys, read with h5py by the rules of docs/trace_format.md: every family, policies, caches, batches and drafts."""
 
 import json
 import unittest
@@ -47,10 +47,68 @@ def expected(file, row, slot, causal):
         return places, np.exp(scores - np.logaddexp.reduce(scores, -1)[..., None])
 
 
+def entropy(weights):
+    return -np.where(weights > 0, weights * np.log(np.where(weights > 0, weights, 1)), 0).sum(-1)
+
+
+def masked_before(file, row, start, length, prompt):
+    """Positions of the block that are masks before a row, by the decided tokens of earlier rows."""
+    decided, ends = set(), file["/frames/delta_end"][()]
+    for earlier in range(row):
+        if file["/steps/sequence"][earlier] == file["/steps/sequence"][row]:
+            first = ends[earlier - 1] if earlier else 0
+            decided |= {prompt + int(p) for p in file["/frames/position"][first:ends[earlier]]}
+    return {p for p in range(start, start + length) if p >= prompt and p not in decided}
+
+
+def spread(file, row, slot, causal, read=None):
+    """What /spread holds for a row and layer, [H, ...] each, of the keys that it read: `read` [H, N] bool, or all."""
+    places, weights = expected(file, row, slot, causal)
+    length = file["/query/query"].shape[3]
+    start = int(file["/steps/block_start"][row])
+    inside = (places >= start) & (places < start + length)
+    if read is not None:
+        weights = np.where(np.concatenate([read, np.ones((len(read), inside.sum()), bool)], 1)[:, None], weights, 0)
+        weights /= weights.sum(-1, keepdims=True)
+    queries = np.flatnonzero(np.isfinite(weights).all((0, 2)))
+    weights = weights[:, queries]
+    sides = []
+    for keys in (~inside, inside):
+        side = weights[:, :, keys]
+        total = side.sum(-1, keepdims=True)
+        sides.append(np.divide(side, total, out=np.zeros_like(side), where=total > 0))
+    sides.append(weights)
+    found = {"entropy": np.stack([entropy(side).mean(1) for side in sides], -1),
+             "largest": np.stack([side.max(-1).mean(1) if side.size else np.zeros(len(side)) for side in sides], -1)}
+    mean = weights.mean(1)
+    distance, offset = file["/distance"][()], file["/offset"][()]
+    of_distance = np.zeros((len(mean), len(distance)))
+    for key in np.flatnonzero(~inside):
+        before = places[key] < start
+        far = start - places[key] if before else places[key] - (start + length) + 1
+        of_distance[:, distance.tolist().index((-1 if before else 1) * 2 ** int(np.log2(far)))] += mean[:, key]
+    of_offset = np.zeros((len(mean), len(offset)))
+    for key in np.flatnonzero(inside):
+        for i, query in enumerate(queries):
+            of_offset[:, offset.tolist().index(places[key] - start - query)] += weights[:, i, key] / len(queries)
+    sequence = file["/steps/sequence"][row]
+    prompt = int(file["/sequences/prompt_length"][sequence])
+    masks = masked_before(file, row, start, length, prompt)
+    regions = file.attrs["regions"].decode().split(",")
+    of_region = np.zeros((len(mean), len(regions)))
+    for key, place in enumerate(places):
+        if inside[key]:
+            name = "masks" if place in masks else "decided"
+        else:
+            name = "after" if place >= start else "first" if place < 4 else "prompt" if place < prompt else "answer"
+        of_region[:, regions.index(name)] += mean[:, key]
+    return {**found, "distance": of_distance, "offset": of_offset, "region": of_region}
+
+
 class AttentionMap(CheckpointCase):
     def recorded(self, name, model, *arguments):
         path = self.root / f"{name}.h5"
-        code, _, err = capture(model, *arguments, "--record", "full", "-o", path)
+        code, _, err = capture(model, *arguments, "--record", "full", "--array-type", "f32", "-o", path)
         self.assertEqual(code, 0, err)
         return path
 
@@ -74,7 +132,28 @@ class AttentionMap(CheckpointCase):
                     want = weights.mean(0) if head is None else weights[head]
                     np.testing.assert_allclose(found.reshape(want.shape), want, rtol=2e-5, atol=1e-7)
                     compared += np.isfinite(want).sum()
+                self.check_spread(file, row, slot, causal)
         self.assertGreater(compared, 0)
+
+    def check_spread(self, file, row, slot, causal):
+        heads = len(file["/head"])
+        group = heads // len(file["/kv_head"])
+        read = None
+        places, _ = external_keys(file, row, slot)
+        shadow = file.attrs["has_shadow"]
+        if "/attention/selected" in file and not shadow:
+            chosen = file["/attention/selected"][row, slot]
+            if (chosen >= 0).any():
+                read = np.stack([np.isin(np.arange(len(places)), chosen[head // group]) for head in range(heads)])
+        want = spread(file, row, slot, causal, read)
+        reused = file["/attention/reused"][row, slot].astype(bool) & (not shadow)
+        for name, values in want.items():
+            found = file["/spread/" + name][row, slot].astype(np.float64)
+            if name in ("entropy", "largest"):
+                np.testing.assert_allclose(found[:, 1], values[:, 1], atol=3e-5, err_msg=name)
+                values, found = values[:, ::2], found[:, ::2]
+            self.assertTrue(np.isnan(found[reused]).all())
+            np.testing.assert_allclose(found[~reused], values[~reused], atol=3e-5, err_msg=name)
 
     def test_every_family(self):
         for family in FAMILIES:
@@ -89,6 +168,11 @@ class AttentionMap(CheckpointCase):
             with self.subTest(policy):
                 self.check(self.recorded(policy.replace(",", "-"), self.model, "--input-ids", "5,6,7,8,9,10,11",
                                          "--gen-length", 16, "--policy", policy))
+
+    def test_shadows_are_exact(self):
+        for policy in ("flashblock,tau=2", "mage,k=3"):
+            self.check(self.recorded("shadow-" + policy[:4], self.model, "--input-ids", "5,6,7,8,9,10,11",
+                                     "--gen-length", 16, "--policy", policy, "--shadow"))
 
     def test_caches(self):
         for cache in ("dual", "prefix", "dllm-cache,prompt_interval=3,answer_interval=2", "d2cache"):

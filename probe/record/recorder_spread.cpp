@@ -1,0 +1,107 @@
+// How the weights of a step are spread over the keys: by distance from the block, by distance from
+// the query, and by region.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "probe/record/recorder.h"
+
+namespace blockscope {
+namespace {
+
+/// Places on the axis `region`, with one or more names for the parts of the prompt.
+struct RegionPlaces {
+  size_t first = 0, prompt = 1, answer, decided, masks, after;
+  explicit RegionPlaces(size_t count)
+      : answer(count - 4), decided(count - 3), masks(count - 2), after(count - 1) {}
+};
+
+}  // namespace
+
+/// External key i is position i, and i + B behind a bidirectional model's block.
+std::vector<int64_t> Recorder::key_range_ends(const SequencePass& pass) const {
+  const TraceMeta& meta = options_.meta;
+  const int64_t count = pass.context_length;
+  const int64_t before = meta.bidirectional ? std::min(pass.block_start, count) : count;
+  const auto traced = traced_.find(pass.sequence);
+  const int64_t prompt = traced == traced_.end() ? 0 : traced->second.prompt_length;
+  std::vector<int64_t> ends{kFirstPositions, prompt, before, count};
+  for (int64_t bin = 0; bin < meta.distance_bins; ++bin) {
+    ends.push_back(before + 1 - (int64_t{1} << bin));
+    if (meta.bidirectional) ends.push_back(before - 1 + (int64_t{2} << bin));
+  }
+  for (int64_t& end : ends) end = std::clamp<int64_t>(end, 0, count);
+  std::sort(ends.begin(), ends.end());
+  return ends;
+}
+
+std::vector<std::vector<int64_t>> Recorder::key_ranges(const PassContext& context,
+                                                       int64_t layer) const {
+  if (options_.meta.regions.empty() || !reads_layer(context, layer)) return {};
+  std::vector<std::vector<int64_t>> ranges;
+  for (const SequencePass& pass : context.sequences) ranges.push_back(key_range_ends(pass));
+  return ranges;
+}
+
+void Recorder::record_spread(const SequencePass& pass, const AttentionReads& reads, size_t s,
+                             int64_t layer_index) {
+  const WeightSpread& spread = reads.spread;
+  if (!spread.entropy.defined()) return;
+  const TraceMeta& meta = options_.meta;
+  const auto row = static_cast<int64_t>(s);
+  Slot& slot = slot_at(s);
+  put_head_rows(slot, Field::spread_entropy, layer_index, spread.entropy, row);
+  put_head_rows(slot, Field::spread_largest, layer_index, spread.largest, row);
+
+  const int64_t before =
+      meta.bidirectional ? std::min(pass.block_start, pass.context_length) : pass.context_length;
+  const int64_t prompt = traced_.at(pass.sequence).prompt_length;
+  const RegionPlaces region(meta.regions.size());
+  const auto distances = static_cast<size_t>(meta.distance_bins * (meta.bidirectional ? 2 : 1));
+  const auto offsets = static_cast<size_t>(2 * meta.block_length - 1);
+  const auto internal_keys = static_cast<size_t>(spread.key.size(2));
+  const size_t missing = static_cast<size_t>(meta.block_length) - internal_keys;
+  std::vector<float> by_distance, by_offset, by_region;
+  for (const int64_t head : meta.heads) {
+    const auto values = [&](const at::Tensor& all) {
+      return all.const_data_ptr<float>() + row * all.stride(0) + head * all.stride(1);
+    };
+    const bool known = !std::isnan(values(spread.largest)[2]);
+    const float nothing = known ? 0.0F : std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> distance(distances, nothing);
+    std::vector<float> of_region(meta.regions.size(), nothing);
+    int64_t begin = 0;
+    const float* range = values(spread.range);
+    for (const int64_t end : spread.ends[s]) {
+      const float weight = *range++;
+      if (begin == end) continue;
+      const bool after = begin >= before;
+      const int64_t bin = distance_bin(after ? begin - before + 1 : before - end + 1);
+      const int64_t place = after ? meta.distance_bins + bin : meta.distance_bins - 1 - bin;
+      distance.at(static_cast<size_t>(place)) += weight;
+      (after                     ? of_region[region.after]
+       : begin < kFirstPositions ? of_region[region.first]
+       : begin < prompt          ? of_region[region.prompt]
+                                 : of_region[region.answer]) += weight;
+      begin = end;
+    }
+    const float* key = values(spread.key);
+    for (size_t i = 0; i < internal_keys; ++i) {
+      const bool mask = i < pass.masked.size() && pass.masked[i];
+      of_region[mask ? region.masks : region.decided] += key[i];
+    }
+    by_distance.insert(by_distance.end(), distance.begin(), distance.end());
+    by_region.insert(by_region.end(), of_region.begin(), of_region.end());
+    std::vector<float> offset(offsets, nothing);
+    if (internal_keys > 0) {
+      std::copy_n(values(spread.offset), 2 * internal_keys - 1,
+                  offset.begin() + static_cast<std::ptrdiff_t>(missing));
+    }
+    by_offset.insert(by_offset.end(), offset.begin(), offset.end());
+  }
+  put_floats(slot, Field::spread_distance, layer_index, by_distance.data(), by_distance.size());
+  put_floats(slot, Field::spread_region, layer_index, by_region.data(), by_region.size());
+  put_floats(slot, Field::spread_offset, layer_index, by_offset.data(), by_offset.size());
+}
+
+}  // namespace blockscope
