@@ -50,13 +50,14 @@ RowTile::RowTile(const TileKernels& kernels, Element element, int64_t num_rows, 
   int64_t total = 0;
   for (const int64_t size : sizes) total += size;
   float* next = thread_scratch(total);
-  const std::array<float**, 9> members = {&queries_, &packed_,     &scores_,
+  const std::array<float**, 9> members = {&queries_, &packed_,     &own_scores_,
                                           &output_,  &row_max_,    &row_sum_,
                                           &alpha_,   &row_energy_, &row_largest_};
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     *members[i] = next;
     next += sizes[i];
   }
+  scores_ = own_scores_;
   std::fill_n(queries_, sizes[0], 0.0f);  // the last group of queries may be partly unused
   std::fill_n(output_, sizes[3], 0.0f);
   std::fill_n(row_max_, rows, -std::numeric_limits<float>::infinity());
@@ -84,13 +85,17 @@ void RowTile::follow_spread(const TileCopies& copies, int64_t first_row, int64_t
   std::fill_n(row_largest_, num_rows_ * kMaxLanes, kNegativeInfinity);
 }
 
-void RowTile::copy_tile() {
+bool RowTile::begin_copy() {
   const int64_t number = tile_number_++;
-  if (next_copy_ == copies_->tiles.size() || copies_->tiles[next_copy_] != number) return;
-  const int64_t row = static_cast<int64_t>(next_copy_++) * copies_->stride + first_copied_row_;
-  std::copy_n(scores_, num_rows_ * kTileKeys, copies_->weights + row * kTileKeys);
-  std::copy_n(row_sum_, num_rows_ * kMaxLanes, copies_->sums + row * kMaxLanes);
-  std::copy_n(row_max_, num_rows_, copies_->max + row);
+  if (next_copy_ == copies_->tiles.size() || copies_->tiles[next_copy_] != number) return false;
+  copied_row_ = static_cast<int64_t>(next_copy_++) * copies_->stride + first_copied_row_;
+  scores_ = copies_->weights + copied_row_ * kTileKeys;
+  return true;
+}
+
+void RowTile::end_copy() const {
+  std::copy_n(row_sum_, num_rows_ * kMaxLanes, copies_->sums + copied_row_ * kMaxLanes);
+  std::copy_n(row_max_, num_rows_, copies_->max + copied_row_);
 }
 
 const float* RowTile::score_tile(const KeyRange& range, int64_t begin, int64_t count) {
@@ -106,7 +111,13 @@ void RowTile::attend(const KeyRange& range, int64_t begin, int64_t end, float sc
   for (int64_t tile = begin; tile < end; tile += kTileKeys) {
     const int64_t count = std::min(kTileKeys, end - tile);
     const int64_t kept_row = tile / kTileKeys * kept_stride_;
-    if (kept_weights_ != nullptr) scores_ = kept_weights_ + kept_row * kTileKeys;
+    const bool follows = copies_ != nullptr;
+    const bool copies = follows && begin_copy();
+    if (kept_weights_ != nullptr) {
+      scores_ = kept_weights_ + kept_row * kTileKeys;
+    } else if (!copies) {
+      scores_ = own_scores_;
+    }
     score_tile(range, tile, count);
     bool partial = false;
     if (visible_end) {
@@ -115,11 +126,15 @@ void RowTile::attend(const KeyRange& range, int64_t begin, int64_t end, float sc
         partial = partial || visible_end[r] < tile + count;
       }
     }
-    const bool follows = copies_ != nullptr;
     kernels_.softmax(scores_, num_rows_, count, scale, partial ? visible.data() : nullptr, row_max_,
                      row_sum_, alpha_, follows ? row_energy_ : nullptr,
                      follows ? row_largest_ : nullptr);
-    if (follows) copy_tile();
+    if (copies) {
+      end_copy();
+      if (kept_weights_ != nullptr) {
+        std::copy_n(scores_, num_rows_ * kTileKeys, copies_->weights + copied_row_ * kTileKeys);
+      }
+    }
     if (kept_max_ != nullptr) std::copy_n(row_max_, num_rows_, kept_max_ + kept_row);
     kernels_.pack_values(element_, range.values + tile * range.value_stride, range.value_stride,
                          count, dim_, packed_);
@@ -158,13 +173,8 @@ AttentionPart RowTile::row_state(int64_t row) const {
   return {output_ + row * padded(dim_), only_nan ? sum : row_max_[row], sum};
 }
 
-RowTile::Spread RowTile::row_spread(int64_t row) const {
-  Spread spread;
-  for (int64_t i = row * kMaxLanes; i < (row + 1) * kMaxLanes; ++i) {
-    spread.energy += row_energy_[i];
-    spread.largest = std::max(spread.largest, row_largest_[i]);
-  }
-  return spread;
+void RowTile::row_spreads(float* energy, float* largest) const {
+  kernels_.reduce_lanes(row_energy_, row_largest_, num_rows_, energy, largest);
 }
 
 int64_t keys_per_chunk(int64_t num_keys) {

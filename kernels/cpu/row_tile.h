@@ -23,7 +23,8 @@ struct KeyRange {
 };
 
 // The tiles of a key range that attend() copies after their softmax. They are counted from 0; a
-// copy has `stride` rows, and the state of a row is that after the tile.
+// copy has `stride` rows, and the state of a row is that after the tile. attend() computes the
+// weights of such a tile in place.
 struct TileCopies {
   std::vector<int64_t> tiles;  // ascending
   int64_t stride = 0;
@@ -62,16 +63,14 @@ class RowTile {
   // NaN maximum, so a merge does not mistake it for an empty row.
   AttentionPart row_state(int64_t row) const;
 
-  // After follow_spread(): the sum of weight * (score - max) with row_state's max, and the largest
-  // score.
-  struct Spread {
-    float energy = 0.0f;
-    float largest = kNegativeInfinity;
-  };
-  Spread row_spread(int64_t row) const;
+  // After follow_spread(), for every row: the sum of weight * (score - max) with row_state's max,
+  // and the largest score.
+  void row_spreads(float* energy, float* largest) const;
 
  private:
-  void copy_tile();
+  /// Whether the next tile is copied; then its weights go into the copy.
+  bool begin_copy();
+  void end_copy() const;
   /// Multiplies the weights of a tile of `count` keys with its values, while it prefetches keys
   /// [next, next + next_count).
   void accumulate(const KeyRange& range, int64_t count, int64_t next, int64_t next_count);
@@ -82,7 +81,8 @@ class RowTile {
   int64_t dim_;
   float* queries_;
   float* packed_;
-  float* scores_;
+  float* scores_;  // of the current tile
+  float* own_scores_;
   float* output_;
   float* row_max_;
   float* row_sum_;
@@ -95,6 +95,7 @@ class RowTile {
   const TileCopies* copies_ = nullptr;  // not null: follows the spread
   size_t next_copy_ = 0;
   int64_t first_copied_row_ = 0;
+  int64_t copied_row_ = 0;
   int64_t tile_number_ = 0;
 };
 

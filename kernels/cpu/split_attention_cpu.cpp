@@ -104,8 +104,12 @@ class SplitAttentionRun {
       if (--open_tasks[task.job] > 0) return;
       for (int64_t g = 0; g < sizes_.group; ++g) {
         const int64_t head = job.kv_head * sizes_.group + g;
-        finish_head(job, head);
-        if (spread_ != nullptr) fill_spread(job, job_spreads_[task.job], head);
+        if (spread_ == nullptr) {
+          finish_head(job, head, nullptr);
+        } else {
+          finish_head(job, head, job_spreads_[task.job].lse + g * sizes_.queries);
+          fill_spread(job, job_spreads_[task.job], head);
+        }
       }
     });
   }
@@ -123,7 +127,8 @@ class SplitAttentionRun {
   struct JobSpread {
     std::vector<int64_t> ends;
     TileCopies external, internal;
-    float* states = nullptr;  // [4, G * T]: max, sum, energy, largest
+    float* states = nullptr;  // [4, G * T]: max, sum, energy, largest of the internal keys
+    float* lse = nullptr;     // [G * T] of all keys
   };
 
   void follow_spread(const std::vector<PrefixJob>& jobs) {
@@ -141,7 +146,7 @@ class SplitAttentionRun {
       for (const TileCopies* copies : {&of_job.external, &of_job.internal}) {
         floats += std::ssize(copies->tiles) * copies->stride * kFloatsPerRow;
       }
-      floats += 4 * rows;
+      floats += 5 * rows;
     }
     copied_ = at::empty({floats}, at::kFloat);
     float* next = copied_.mutable_data_ptr<float>();
@@ -153,6 +158,7 @@ class SplitAttentionRun {
         copies->max = std::exchange(next, next + copied_rows);
       }
       of_job.states = std::exchange(next, next + 4 * rows);
+      of_job.lse = std::exchange(next, next + rows);
     }
   }
 
@@ -183,7 +189,7 @@ class SplitAttentionRun {
              (std::min((chunk + 1) * job.chunk, job.length) + kTileKeys - 1) / kTileKeys});
       }
     }
-    spread_->fill(job.sequence, head, external, of_job.ends, internal);
+    spread_->fill(job.sequence, head, external, of_job.ends, internal, of_job.lse + in_group);
   }
 
   void attend_chunk(const PrefixJob& job, const SplitTask& task) {
@@ -217,10 +223,10 @@ class SplitAttentionRun {
       std::copy_n(state.output, sizes_.dim, partial_output_ + slot * sizes_.dim);
       partial_max_[slot] = state.max;
       partial_sum_[slot] = state.sum;
-      if (spread_ == nullptr) continue;
-      const RowTile::Spread spread = tile.row_spread(row - task.row_begin);
-      partial_energy_[slot] = spread.energy;
-      partial_largest_[slot] = spread.largest;
+    }
+    if (spread_ != nullptr) {
+      const int64_t slot = job.first_slot + task.chunk * job.num_rows + task.row_begin;
+      tile.row_spreads(partial_energy_ + slot, partial_largest_ + slot);
     }
   }
 
@@ -261,21 +267,23 @@ class SplitAttentionRun {
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const AttentionPart state = tile.row_state(row - task.row_begin);
       if (spread_ != nullptr) {
-        const RowTile::Spread spread = tile.row_spread(row - task.row_begin);
-        const float values[] = {state.max, state.sum, spread.energy, spread.largest};
-        float* next = job_spreads_[task.job].states + row;
-        for (const float value : values) {
-          *next = value;
-          next += sizes_.group * sizes_.queries;
-        }
+        float* const states = job_spreads_[task.job].states + row;
+        states[0] = state.max;
+        states[sizes_.group * sizes_.queries] = state.sum;
       }
       const int64_t target =
           output_row(job.sequence, first_head + row / sizes_.queries, row % sizes_.queries);
       lse_internal_[target] = merge_parts(&state, 1, sizes_.dim, internal_ + target * sizes_.dim);
     }
+    if (spread_ != nullptr) {
+      const int64_t rows = sizes_.group * sizes_.queries;
+      float* const states = job_spreads_[task.job].states + task.row_begin;
+      tile.row_spreads(states + 2 * rows, states + 3 * rows);
+    }
   }
 
-  void finish_head(const PrefixJob& job, int64_t head) {
+  /// lse (may be null) receives that of the external and the internal keys, [T].
+  void finish_head(const PrefixJob& job, int64_t head, float* lse) {
     const int64_t dim = sizes_.dim;
     const auto found = std::find(job.heads.begin(), job.heads.end(), head);
     std::vector<AttentionPart> chunks(static_cast<size_t>(job.num_chunks));
@@ -297,8 +305,12 @@ class SplitAttentionRun {
       }
       AttentionPart parts[3] = {{external, lse_external_[target], 1.0f},
                                 {internal_ + target * dim, lse_internal_[target], 1.0f}};
-      if (residual_ != nullptr) parts[2] = {residual_ + target * dim, lse_residual_[target], 1.0f};
-      merge_parts(parts, residual_ != nullptr ? 3 : 2, dim, merged.data());
+      if (residual_ != nullptr) {
+        parts[2] = {residual_ + target * dim, lse_residual_[target], 1.0f};
+        if (lse != nullptr) lse[t] = merge_parts(parts, 2, dim, merged.data());
+      }
+      const float all = merge_parts(parts, residual_ != nullptr ? 3 : 2, dim, merged.data());
+      if (lse != nullptr && residual_ == nullptr) lse[t] = all;
       // [S, T, H, D], because the output projection takes a token's heads together.
       const int64_t row = (job.sequence * sizes_.queries + t) * sizes_.heads + head;
       store_rounded(merged.data(), dim, element_, out_, row * dim);

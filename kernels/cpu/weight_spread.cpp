@@ -1,14 +1,12 @@
 #include "kernels/cpu/weight_spread.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <span>
 
 #include "kernels/cpu/attention_state.h"
 
@@ -17,122 +15,135 @@ namespace {
 
 constexpr float kNothingKnown = std::numeric_limits<float>::quiet_NaN();
 
-/// exp(x - lse) for each query. An lse of -inf gives 0: no key is visible.
-class Factors {
+double sum_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
+
+/// Memory of this thread, kept between heads: a small model's heads take less time than malloc.
+struct Scratch {
+  std::vector<float> lse;      // [T], with +inf in place of -inf
+  std::vector<float> factors;  // [T]
+  std::vector<float> keys = std::vector<float>(kTileKeys);
+  std::vector<double> before;                    // [R]
+  std::vector<double> entropy[2], largest[2];    // [T], by side
+  std::vector<double> all_entropy, all_largest;  // [T]
+};
+
+/// Works on one head.
+class HeadSpread {
  public:
-  Factors(const TileKernels& kernels, const float* lse, int64_t num) : kernels_(kernels) {
-    lse_.assign(lse, lse + num);
-    std::replace(lse_.begin(), lse_.end(), kNegativeInfinity,
-                 std::numeric_limits<float>::infinity());
-    values_.resize(lse_.size());
+  HeadSpread(const TileKernels& kernels, int64_t queries, Scratch& scratch)
+      : kernels_(kernels), queries_(static_cast<size_t>(queries)), scratch_(scratch) {
+    scratch.factors.resize(queries_);
   }
-  const std::vector<float>& of(const float* x) {
-    kernels_.row_factors(x, lse_.data(), std::ssize(lse_), values_.data());
-    return values_;
+
+  /// From now on, factors are relative to this lse [T].
+  void relative_to(const float* lse) {
+    scratch_.lse.assign(lse, lse + queries_);
+    std::replace(scratch_.lse.begin(), scratch_.lse.end(), kNegativeInfinity,
+                 std::numeric_limits<float>::infinity());  // no visible key: factor 0
+  }
+  /// exp(x - lse) of each query.
+  const std::vector<float>& factors(const float* x) {
+    kernels_.row_factors(x, scratch_.lse.data(), static_cast<int64_t>(queries_),
+                         scratch_.factors.data());
+    return scratch_.factors;
+  }
+
+  /// Entropy and largest weight of each query over one side (0 external, 1 internal):
+  /// H = - sum over chunks of exp(max - L) * (energy + (max - L) * sum).
+  void side(size_t which, const SideStates& states) {
+    std::vector<double>& entropy = scratch_.entropy[which];
+    std::vector<double>& largest = scratch_.largest[which];
+    entropy.assign(queries_, 0.0);
+    largest.assign(queries_, 0.0);
+    relative_to(states.lse);
+    for (const ChunkStates& chunk : states.chunks) {
+      const std::vector<float>& scale = factors(chunk.max);
+      for (size_t t = 0; t < queries_; ++t) {
+        if (scale[t] == 0.0f) continue;
+        const double distance = double{chunk.max[t]} - double{states.lse[t]};
+        entropy[t] -=
+            double{scale[t]} * (double{chunk.energy[t]} + distance * double{chunk.sum[t]});
+      }
+      factors(chunk.largest);
+      for (size_t t = 0; t < queries_; ++t) {
+        const double weight = scratch_.factors[t];
+        if (!(weight <= largest[t])) largest[t] = weight;  // NaN wins
+      }
+    }
+  }
+
+  /// The same over both sides, from side(): after relative_to(lse of all keys).
+  void both_sides(const SideStates* const (&sides)[2], const float* lse) {
+    scratch_.all_entropy.assign(queries_, 0.0);
+    scratch_.all_largest.assign(queries_, 0.0);
+    for (size_t which = 0; which < 2; ++which) {
+      const float* of_side = sides[which]->lse;
+      const std::vector<float>& share = factors(of_side);
+      for (size_t t = 0; t < queries_; ++t) {
+        if (share[t] == 0.0f) continue;
+        const double p = share[t];
+        scratch_.all_entropy[t] +=
+            p * (scratch_.entropy[which][t] - (double{of_side[t]} - double{lse[t]}));
+        const double weight = p * scratch_.largest[which][t];
+        if (!(weight <= scratch_.all_largest[t])) scratch_.all_largest[t] = weight;
+      }
+    }
+  }
+
+  /// Sums over the queries the weights of the first `count` keys of a copied tile into
+  /// scratch.keys, and returns the weight of all keys of its chunk up to and with this tile.
+  double copied_tile(const SideStates& states, size_t copy, int64_t count) {
+    const TileCopies& copies = *states.copies;
+    const int64_t row = static_cast<int64_t>(copy) * copies.stride + states.first_row;
+    const std::vector<float>& scale = factors(copies.max + row);
+    const int64_t width = (count + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
+    kernels_.sum_of_rows(copies.weights + row * kTileKeys, scale.data(), std::ssize(scale),
+                         kTileKeys, width, scratch_.keys.data());
+    alignas(64) float lanes[kMaxLanes];
+    kernels_.sum_of_rows(copies.sums + row * kMaxLanes, scale.data(), std::ssize(scale), kMaxLanes,
+                         kMaxLanes, lanes);
+    double until_end = 0.0;
+    for (const float lane : lanes) until_end += double{lane};
+    return until_end;
+  }
+
+  /// scratch.before[r]: the weight of the first ends[r] keys, summed over the queries.
+  void weight_before(const SideStates& states, const std::vector<int64_t>& ends) {
+    std::vector<double>& before = scratch_.before;
+    before.assign(ends.size(), 0.0);
+    double before_chunk = 0.0;
+    size_t end = 0;
+    while (end < ends.size() && ends[end] == 0) ++end;
+    size_t copy = 0;
+    for (const ChunkStates& chunk : states.chunks) {
+      for (; copy < states.copies->tiles.size() && states.copies->tiles[copy] < chunk.end_tile;
+           ++copy) {
+        const int64_t first = states.copies->tiles[copy] * kTileKeys;
+        const int64_t count = std::min(kTileKeys, states.num_keys - first);
+        double sum = before_chunk + copied_tile(states, copy, count);
+        const float* keys = scratch_.keys.data();
+        for (int64_t key = 0; key < count; ++key) sum -= double{keys[key]};
+        int64_t key = 0;
+        for (; end < ends.size() && ends[end] <= first + count; ++end) {
+          for (; first + key < ends[end]; ++key) sum += double{keys[key]};
+          before[end] = sum;
+        }
+      }
+      const std::vector<float>& scale = factors(chunk.max);
+      for (size_t t = 0; t < queries_; ++t) {
+        if (scale[t] != 0.0f) before_chunk += double{scale[t]} * double{chunk.sum[t]};
+      }
+    }
+    for (; end < ends.size(); ++end) before[end] = before_chunk;
   }
 
  private:
   const TileKernels& kernels_;
-  std::vector<float> lse_;
-  std::vector<float> values_;
+  const size_t queries_;
+  Scratch& scratch_;
 };
-
-/// Entropy and largest weight of each query's distribution over one side.
-struct SideSpread {
-  std::vector<double> entropy;
-  std::vector<double> largest;
-};
-
-/// H = - sum over chunks of exp(max - L) * (energy + (max - L) * sum).
-SideSpread side_spread(const TileKernels& kernels, const SideStates& side, int64_t num) {
-  SideSpread spread;
-  spread.entropy.assign(static_cast<size_t>(num), 0.0);
-  spread.largest.assign(static_cast<size_t>(num), 0.0);
-  Factors factors(kernels, side.lse, num);
-  for (const ChunkStates& chunk : side.chunks) {
-    const std::vector<float>& scale = factors.of(chunk.max);
-    for (size_t t = 0; t < scale.size(); ++t) {
-      if (scale[t] == 0.0f) continue;
-      const double distance = double{chunk.max[t]} - double{side.lse[t]};
-      spread.entropy[t] -=
-          double{scale[t]} * (double{chunk.energy[t]} + distance * double{chunk.sum[t]});
-    }
-    const std::vector<float>& largest = factors.of(chunk.largest);
-    for (size_t t = 0; t < largest.size(); ++t) {
-      const double weight = largest[t];
-      if (!(weight <= spread.largest[t])) spread.largest[t] = weight;  // NaN wins
-    }
-  }
-  return spread;
-}
-
-/// The largest of two values and one more than it, with -inf for nothing: log(exp(a) + exp(b)).
-float log_add(float a, float b) {
-  const float most = a > b ? a : b;
-  if (std::isnan(a) || std::isnan(b)) return kNothingKnown;
-  if (most == kNegativeInfinity) return most;
-  return most + std::log1p(std::exp(-std::abs(a - b)));
-}
-
-double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-/// The sum over the queries of the weights of a copied tile's keys.
-struct CopiedTile {
-  std::vector<float> keys;  // [kTileKeys], of the first `count`
-  double until_end = 0.0;   // the weight of all keys of its chunk up to and with this tile
-};
-
-CopiedTile copied_tile(const TileKernels& kernels, const SideStates& side, size_t copy,
-                       int64_t count, Factors& factors) {
-  const TileCopies& copies = *side.copies;
-  const int64_t row = static_cast<int64_t>(copy) * copies.stride + side.first_row;
-  const std::vector<float>& scale = factors.of(copies.max + row);
-  const int64_t width = (count + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
-  CopiedTile tile;
-  tile.keys.resize(static_cast<size_t>(kTileKeys));
-  kernels.sum_of_rows(copies.weights + row * kTileKeys, scale.data(), std::ssize(scale), kTileKeys,
-                      width, tile.keys.data());
-  tile.keys.resize(static_cast<size_t>(count));
-  alignas(64) float lanes[kMaxLanes];
-  kernels.sum_of_rows(copies.sums + row * kMaxLanes, scale.data(), std::ssize(scale), kMaxLanes,
-                      kMaxLanes, lanes);
-  for (const float lane : lanes) tile.until_end += double{lane};
-  return tile;
-}
-
-/// The weight of the first ends[r] keys, for each range.
-std::vector<double> weight_before(const TileKernels& kernels, const SideStates& side,
-                                  const std::vector<int64_t>& ends, const float* lse, int64_t num) {
-  std::vector<double> weight(ends.size());
-  Factors factors(kernels, lse, num);
-  double before_chunk = 0.0;
-  size_t end = 0;
-  while (end < ends.size() && ends[end] == 0) ++end;
-  size_t copy = 0;
-  for (const ChunkStates& chunk : side.chunks) {
-    for (; copy < side.copies->tiles.size() && side.copies->tiles[copy] < chunk.end_tile; ++copy) {
-      const int64_t first = side.copies->tiles[copy] * kTileKeys;
-      const int64_t count = std::min(kTileKeys, side.num_keys - first);
-      const CopiedTile tile = copied_tile(kernels, side, copy, count, factors);
-      double left = 0.0;
-      for (const float key : tile.keys) left += double{key};
-      double sum = before_chunk + tile.until_end - left;
-      int64_t key = 0;
-      for (; end < ends.size() && ends[end] <= first + count; ++end) {
-        for (; first + key < ends[end]; ++key) sum += double{tile.keys[static_cast<size_t>(key)]};
-        weight[end] = sum;
-      }
-    }
-    const std::vector<float>& scale = factors.of(chunk.max);
-    for (size_t t = 0; t < scale.size(); ++t) {
-      if (scale[t] != 0.0f) before_chunk += double{scale[t]} * double{chunk.sum[t]};
-    }
-  }
-  for (; end < ends.size(); ++end) weight[end] = before_chunk;
-  return weight;
-}
 
 }  // namespace
 
@@ -171,6 +182,11 @@ SpreadFiller::SpreadFiller(const TileKernels& kernels, const AttentionSizes& siz
   spread.range = heads(ranges);
   spread.key = heads(internal_keys);
   spread.offset = heads(std::max<int64_t>(2 * internal_keys - 1, 0));
+  entropy_ = spread.entropy.mutable_data_ptr<float>();
+  largest_ = spread.largest.mutable_data_ptr<float>();
+  range_ = spread.range.mutable_data_ptr<float>();
+  key_ = spread.key.mutable_data_ptr<float>();
+  offset_ = spread.offset.mutable_data_ptr<float>();
 }
 
 std::vector<int64_t> SpreadFiller::ends_among(int64_t sequence, const int32_t* positions,
@@ -200,77 +216,62 @@ std::vector<int64_t> SpreadFiller::internal_tiles() const {
 }
 
 void SpreadFiller::fill(int64_t sequence, int64_t head, const SideStates& external,
-                        const std::vector<int64_t>& ends, const SideStates& internal) const {
+                        const std::vector<int64_t>& ends, const SideStates& internal,
+                        const float* lse) const {
+  thread_local Scratch scratch;
   const int64_t num = sizes_.queries;
+  const auto queries = static_cast<double>(num);
   const int64_t at = sequence * sizes_.heads + head;
-  const auto entries = [at](const at::Tensor& values) {
-    return std::span(values.mutable_data_ptr<float>() + at * values.size(2),
-                     static_cast<size_t>(values.size(2)));
+  float* const entropy = entropy_ + at * 3;
+  float* const largest = largest_ + at * 3;
+  float* const range = range_ + at * std::ssize(ends);
+  float* const key = key_ + at * internal_keys_;
+  const int64_t num_offsets = std::max<int64_t>(2 * internal_keys_ - 1, 0);
+  float* const offset = offset_ + at * num_offsets;
+  const auto mean = [queries](const std::vector<double>& values) {
+    return static_cast<float>(sum_of(values) / queries);
   };
-  const std::span<float> entropy = entries(spread_.entropy);
-  const std::span<float> largest = entries(spread_.largest);
-  const std::span<float> range = entries(spread_.range);
-  const std::span<float> key = entries(spread_.key);
-  const std::span<float> offset = entries(spread_.offset);
-  const SideSpread inside = side_spread(kernels_, internal, num);
-  entropy[1] = static_cast<float>(mean(inside.entropy));
-  largest[1] = static_cast<float>(mean(inside.largest));
+  HeadSpread spread(kernels_, num, scratch);
+  spread.side(1, internal);
+  entropy[1] = mean(scratch.entropy[1]);
+  largest[1] = mean(scratch.largest[1]);
   if (external.lse == nullptr) {
-    for (const std::span<float> values : {range, key, offset}) {
-      std::ranges::fill(values, kNothingKnown);
-    }
+    std::fill_n(range, ends.size(), kNothingKnown);
+    std::fill_n(key, internal_keys_, kNothingKnown);
+    std::fill_n(offset, num_offsets, kNothingKnown);
     entropy[0] = entropy[2] = largest[0] = largest[2] = kNothingKnown;
     return;
   }
-  const SideSpread outside = side_spread(kernels_, external, num);
-  entropy[0] = static_cast<float>(mean(outside.entropy));
-  largest[0] = static_cast<float>(mean(outside.largest));
+  spread.side(0, external);
+  entropy[0] = mean(scratch.entropy[0]);
+  largest[0] = mean(scratch.largest[0]);
+  spread.relative_to(lse);
+  spread.both_sides({&external, &internal}, lse);
+  entropy[2] = mean(scratch.all_entropy);
+  largest[2] = mean(scratch.all_largest);
 
-  std::vector<float> lse(static_cast<size_t>(num));
-  for (size_t t = 0; t < lse.size(); ++t) lse[t] = log_add(external.lse[t], internal.lse[t]);
-  Factors factors(kernels_, lse.data(), num);
-  std::vector<double> entropies(lse.size());
-  std::vector<double> most(lse.size());
-  const auto add_side = [&](const SideStates& side, const SideSpread& of_side) {
-    const std::vector<float>& share = factors.of(side.lse);
-    for (size_t t = 0; t < lse.size(); ++t) {
-      if (share[t] == 0.0f) continue;
-      const double p = share[t];
-      entropies[t] += p * (of_side.entropy[t] - (double{side.lse[t]} - double{lse[t]}));
-      const double weight = p * of_side.largest[t];
-      if (!(weight <= most[t])) most[t] = weight;
-    }
-  };
-  add_side(external, outside);
-  add_side(internal, inside);
-  entropy[2] = static_cast<float>(mean(entropies));
-  largest[2] = static_cast<float>(mean(most));
-
-  const auto queries = static_cast<double>(num);
-  const std::vector<double> before = weight_before(kernels_, external, ends, lse.data(), num);
+  spread.weight_before(external, ends);
   double last = 0.0;
-  for (size_t r = 0; r < before.size(); ++r) {
-    const double weight = before[r] - last;  // a difference of sums may be a little below 0
+  for (size_t r = 0; r < ends.size(); ++r) {
+    const double weight = scratch.before[r] - last;  // as a difference, perhaps a little below 0
     range[r] = static_cast<float>(std::isnan(weight) ? weight : std::max(weight, 0.0) / queries);
-    last = before[r];
+    last = scratch.before[r];
   }
 
-  std::ranges::fill(offset, 0.0f);
+  std::fill_n(offset, num_offsets, 0.0f);
   for (size_t copy = 0; copy < internal.copies->tiles.size(); ++copy) {
     const int64_t first = static_cast<int64_t>(copy) * kTileKeys;
     const int64_t count = std::min(kTileKeys, internal_keys_ - first);
-    const CopiedTile tile = copied_tile(kernels_, internal, copy, count, factors);
-    for (int64_t j = 0; j < count; ++j) {
-      key[static_cast<size_t>(first + j)] =
-          static_cast<float>(double{tile.keys[static_cast<size_t>(j)]} / queries);
-    }
+    spread.copied_tile(internal, copy, count);
+    const auto share = static_cast<float>(1.0 / queries);
+    for (int64_t j = 0; j < count; ++j)
+      key[first + j] = scratch.keys[static_cast<size_t>(j)] * share;
     const int64_t row = static_cast<int64_t>(copy) * internal.copies->stride + internal.first_row;
-    const std::vector<float>& scale = factors.of(internal.copies->max + row);
     for (int64_t t = 0; t < num; ++t) {
       const int64_t place = spread_.places.empty() ? t : spread_.places[static_cast<size_t>(t)];
       const float* weights = internal.copies->weights + (row + t) * kTileKeys;
-      float* const sums = offset.data() + internal_keys_ - 1 - place + first;
-      const float factor = scale[static_cast<size_t>(t)] / static_cast<float>(num);
+      float* const sums = offset + internal_keys_ - 1 - place + first;
+      const float factor = scratch.factors[static_cast<size_t>(t)] * share;
       for (int64_t j = 0; j < count; ++j) sums[j] += weights[j] * factor;
     }
   }

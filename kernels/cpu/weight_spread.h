@@ -48,15 +48,17 @@ class SpreadFiller {
   /// The copies of the internal keys: all tiles.
   std::vector<int64_t> internal_tiles() const;
 
-  /// Fills the entries of one head. external.lse null: the head reused its external pair.
+  /// Fills the entries of one head. external.lse null: the head reused its external pair. `lse`
+  /// [T] is that of both sides.
   void fill(int64_t sequence, int64_t head, const SideStates& external,
-            const std::vector<int64_t>& ends, const SideStates& internal) const;
+            const std::vector<int64_t>& ends, const SideStates& internal, const float* lse) const;
 
  private:
   const TileKernels& kernels_;
   const AttentionSizes& sizes_;
   const int64_t internal_keys_;
   const WeightSpread& spread_;
+  float *entropy_, *largest_, *range_, *key_, *offset_;  // of spread_
 };
 
 }  // namespace blockscope

@@ -84,6 +84,10 @@ struct TileKernels {
   void (*sum_of_rows)(const float* rows, const float* factors, int64_t num_rows, int64_t stride,
                       int64_t width, float* sums);
 
+  // sums[r] = the sum, and maxima[r] = the largest, of the lanes of row_energy and row_largest.
+  void (*reduce_lanes)(const float* row_energy, const float* row_largest, int64_t num_rows,
+                       float* sums, float* maxima);
+
   // token_probabilities from weights[r][j] * factors[r], with row r = g * row_stride + t of token
   // t.
   void (*token_weights)(const float* weights, const float* factors, int64_t num_tokens,

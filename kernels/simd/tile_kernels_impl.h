@@ -190,11 +190,15 @@ inline void softmax_row(float* scores, int64_t num_keys, int64_t visible, float 
   if (after != before) {
     alpha = exp_vec(broadcast(before - origin))[0];
     row_max = after;
+    if (kSpread && before != -kInfinity) {
+      // sum of w (x - after) = alpha * (sum of w (x - before) + (before - after) * sum of w)
+      energy += (load(row_energy) + load(row_sum) * (before - after)) * alpha;
+    }
+  } else if (kSpread) {
+    energy += load(row_energy);
   }
   if constexpr (kSpread) {
-    // sum of w (x - after) = alpha * (sum of w (x - before) + (before - after) * sum of w)
-    const float moved = before == -kInfinity ? 0.0f : before - after;
-    store(row_energy, (load(row_energy) + load(row_sum) * moved) * alpha + energy);
+    store(row_energy, energy);
     store(row_largest, larger(largest, load(row_largest)));
   }
   store(row_sum, load(row_sum) * alpha + sum);
@@ -226,6 +230,23 @@ void softmax(float* scores_of_rows, int64_t num_rows, int64_t num_keys, float sc
   } else {
     softmax_rows<true>(scores_of_rows, num_rows, num_keys, scale, visible, row_max, row_sum, alpha,
                        row_energy, row_largest);
+  }
+}
+
+template <size_t Step = 1>
+inline float sum_lanes(Vec v) {
+  if constexpr (Step < kLanes) {
+    return sum_lanes<2 * Step>(v + shuffle(v, v, [](size_t lane) { return lane ^ Step; }));
+  } else {
+    return v[0];
+  }
+}
+
+void reduce_lanes(const float* energy, const float* largest, int64_t num_rows, float* sums,
+                  float* maxima) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    sums[r] = sum_lanes(load(energy + r * kMaxLanes));
+    maxima[r] = max_lane(load(largest + r * kMaxLanes));
   }
 }
 
@@ -424,14 +445,23 @@ void keep_larger(const float* p, int64_t count, float* largest) {
 }
 
 constexpr TileKernels make_tile_kernels(const char* name) {
-  return {name,          12,
-          pack_query,    pack_keys,
-          pack_values,   scores,
-          softmax,       accumulate,
-          probabilities, token_probabilities,
-          row_factors,   sum_of_rows,
-          token_weights, pass_not_below,
-          keep_larger,   splitting_bound,
+  return {name,
+          12,
+          pack_query,
+          pack_keys,
+          pack_values,
+          scores,
+          softmax,
+          accumulate,
+          probabilities,
+          token_probabilities,
+          row_factors,
+          sum_of_rows,
+          reduce_lanes,
+          token_weights,
+          pass_not_below,
+          keep_larger,
+          splitting_bound,
           keep_reaching};
 }
 

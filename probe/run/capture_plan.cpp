@@ -281,8 +281,8 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   if (meta.level >= RecordLevel::summary) {
     meta.selected_size = policy.selected_size(longest);
     meta.has_residual = policy.keeps_residual();
-    meta.regions.assign(kRegionNames.begin(), kRegionNames.end());
-    meta.distance_bins = distance_bin(std::max<int64_t>(longest, 1)) + 1;
+    if (!getenv("NOSPREAD")) meta.regions.assign(kRegionNames.begin(), kRegionNames.end());
+    if (!getenv("NOSPREAD")) meta.distance_bins = distance_bin(std::max<int64_t>(longest, 1)) + 1;
   }
   meta.model_json = model.model_json();
   options.filter = {index_filter(flags.steps, "--steps", 1),

@@ -21,7 +21,6 @@ inline const DeviceQueue& emulator() {
   auto name(const Arguments&... arguments) {    \
     return name##_on(emulator(), arguments...); \
   }
-BLOCKSCOPE_EMULATED(reuse_attention)
 BLOCKSCOPE_EMULATED(unselected_attention)
 BLOCKSCOPE_EMULATED(block_topk)
 BLOCKSCOPE_EMULATED(token_topk)
@@ -38,7 +37,16 @@ inline SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_e
                                       const at::Tensor& v_ext, const at::Tensor& ext_len,
                                       const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                       ExternalWeights* kept = nullptr) {
-  return split_attention_on(emulator(), q, k_ext, v_ext, ext_len, k_in, v_in, scale, kept);
+  return split_attention_on(emulator(), q, k_ext, v_ext, ext_len, k_in, v_in, scale, kept, nullptr);
+}
+inline SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                        const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                        const at::Tensor& k_in, const at::Tensor& v_in,
+                                        const at::Tensor& cached_external,
+                                        const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
+                                        double scale) {
+  return reuse_attention_on(emulator(), q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
+                            cached_lse, reuse_mask, scale, nullptr);
 }
 inline SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                          const at::Tensor& v_ext, const at::Tensor& ext_len,
@@ -48,7 +56,7 @@ inline SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& 
                                          const at::Tensor& residual = {},
                                          const at::Tensor& lse_residual = {}) {
   return gather_attention_on(emulator(), q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, dense,
-                             residual, lse_residual);
+                             residual, lse_residual, nullptr);
 }
 inline at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     const at::Tensor& len, int64_t block_length, double scale,

@@ -17,7 +17,7 @@ SplitAttention split(const AttentionCase& problem, uint64_t seed = 1,
                      Rounding rounding = Rounding::kNearest) {
   emulated::set_options({.seed = seed, .rounding = rounding});
   return split_attention_on(emulator(), problem.q, problem.k_ext, problem.v_ext, problem.ext_len,
-                            problem.k_in, problem.v_in, problem.scale, nullptr);
+                            problem.k_in, problem.v_in, problem.scale, nullptr, nullptr);
 }
 
 // The CPU's cases, and those that differ only in the GPU's kernels.
@@ -153,7 +153,7 @@ TEST(SplitAttentionDevice, GPUsWithLessSharedMemoryGiveTheSameBits) {
           emulated::set_options({.seed = 3, .shared_limit = kib * 1024});
           const SplitAttention small = split_attention_on(
               emulator(), problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in,
-              problem.v_in, problem.scale, nullptr);
+              problem.v_in, problem.scale, nullptr, nullptr);
           EXPECT_TRUE(at::equal(small.out, large.out)) << kib << ", D " << dim;
           EXPECT_TRUE(at::equal(small.external, large.external)) << kib << ", D " << dim;
         }
