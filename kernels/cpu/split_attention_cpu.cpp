@@ -148,8 +148,10 @@ class SplitAttentionRun {
       }
       floats += 5 * rows;
     }
-    copied_ = at::empty({floats}, at::kFloat);
-    float* next = copied_.mutable_data_ptr<float>();
+    // Kept between calls, because fresh pages cost more than the rest of the spread.
+    thread_local std::vector<float> memory;
+    if (std::ssize(memory) < floats) memory.resize(static_cast<size_t>(floats));
+    float* next = memory.data();
     for (JobSpread& of_job : job_spreads_) {
       for (TileCopies* copies : {&of_job.external, &of_job.internal}) {
         const int64_t copied_rows = std::ssize(copies->tiles) * copies->stride;
@@ -345,7 +347,6 @@ class SplitAttentionRun {
   float* partial_energy_ = nullptr;  // [slot], only with spread_
   float* partial_largest_ = nullptr;
   std::vector<JobSpread> job_spreads_;  // by job
-  at::Tensor copied_;                   // owns their memory
 };
 
 PrefixJob make_job(const AttentionSizes& sizes, int64_t sequence, int64_t kv_head, int64_t length,

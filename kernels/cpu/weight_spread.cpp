@@ -122,14 +122,17 @@ class HeadSpread {
            ++copy) {
         const int64_t first = states.copies->tiles[copy] * kTileKeys;
         const int64_t count = std::min(kTileKeys, states.num_keys - first);
-        double sum = before_chunk + copied_tile(states, copy, count);
-        const float* keys = scratch_.keys.data();
-        for (int64_t key = 0; key < count; ++key) sum -= double{keys[key]};
+        const double until_end = before_chunk + copied_tile(states, copy, count);
+        const size_t first_end = end;
+        double sum = 0.0;  // of the keys of the tile
         int64_t key = 0;
         for (; end < ends.size() && ends[end] <= first + count; ++end) {
-          for (; first + key < ends[end]; ++key) sum += double{keys[key]};
+          sum += sum_of_keys(key, ends[end] - first);
+          key = ends[end] - first;
           before[end] = sum;
         }
+        const double before_tile = until_end - sum - sum_of_keys(key, count);
+        for (size_t e = first_end; e < end; ++e) before[e] += before_tile;
       }
       const std::vector<float>& scale = factors(chunk.max);
       for (size_t t = 0; t < queries_; ++t) {
@@ -140,6 +143,17 @@ class HeadSpread {
   }
 
  private:
+  /// The sum of scratch.keys [begin, end), in four parts: one chain of additions would be slow.
+  double sum_of_keys(int64_t begin, int64_t end) const {
+    const float* keys = scratch_.keys.data();
+    double parts[4] = {};
+    for (; begin + 4 <= end; begin += 4) {
+      for (int64_t i = 0; i < 4; ++i) parts[i] += double{keys[begin + i]};
+    }
+    for (; begin < end; ++begin) parts[0] += double{keys[begin]};
+    return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  }
+
   const TileKernels& kernels_;
   const size_t queries_;
   Scratch& scratch_;
