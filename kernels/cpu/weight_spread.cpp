@@ -15,7 +15,7 @@ namespace {
 
 constexpr float kNothingKnown = std::numeric_limits<float>::quiet_NaN();
 
-double sum_of(const std::vector<double>& values) {
+double sum_of(const std::vector<float>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
@@ -24,9 +24,9 @@ struct Scratch {
   std::vector<float> lse;      // [T], with +inf in place of -inf
   std::vector<float> factors;  // [T]
   std::vector<float> keys = std::vector<float>(kTileKeys);
-  std::vector<double> before;                    // [R]
-  std::vector<double> entropy[2], largest[2];    // [T], by side
-  std::vector<double> all_entropy, all_largest;  // [T]
+  std::vector<double> before;                   // [R]
+  std::vector<float> entropy[2], largest[2];    // [T], by side
+  std::vector<float> all_entropy, all_largest;  // [T]
 };
 
 /// Works on one head.
@@ -53,41 +53,42 @@ class HeadSpread {
   /// Entropy and largest weight of each query over one side (0 external, 1 internal):
   /// H = - sum over chunks of exp(max - L) * (energy + (max - L) * sum).
   void side(size_t which, const SideStates& states) {
-    std::vector<double>& entropy = scratch_.entropy[which];
-    std::vector<double>& largest = scratch_.largest[which];
-    entropy.assign(queries_, 0.0);
-    largest.assign(queries_, 0.0);
+    scratch_.entropy[which].assign(queries_, 0.0f);
+    scratch_.largest[which].assign(queries_, 0.0f);
+    float* const entropy = scratch_.entropy[which].data();
+    float* const largest = scratch_.largest[which].data();
     relative_to(states.lse);
     for (const ChunkStates& chunk : states.chunks) {
-      const std::vector<float>& scale = factors(chunk.max);
+      // No branches, so that the compiler can use vectors.
+      const float* scale = factors(chunk.max).data();
       for (size_t t = 0; t < queries_; ++t) {
-        if (scale[t] == 0.0f) continue;
-        const double distance = double{chunk.max[t]} - double{states.lse[t]};
-        entropy[t] -=
-            double{scale[t]} * (double{chunk.energy[t]} + distance * double{chunk.sum[t]});
+        const float distance = chunk.max[t] - states.lse[t];
+        const float term = scale[t] * (chunk.energy[t] + distance * chunk.sum[t]);
+        entropy[t] -= scale[t] == 0.0f ? 0.0f : term;
       }
-      factors(chunk.largest);
+      const float* weight = factors(chunk.largest).data();
       for (size_t t = 0; t < queries_; ++t) {
-        const double weight = scratch_.factors[t];
-        if (!(weight <= largest[t])) largest[t] = weight;  // NaN wins
+        largest[t] = weight[t] <= largest[t] ? largest[t] : weight[t];  // NaN wins
       }
     }
   }
 
   /// The same over both sides, from side(): after relative_to(lse of all keys).
   void both_sides(const SideStates* const (&sides)[2], const float* lse) {
-    scratch_.all_entropy.assign(queries_, 0.0);
-    scratch_.all_largest.assign(queries_, 0.0);
+    scratch_.all_entropy.assign(queries_, 0.0f);
+    scratch_.all_largest.assign(queries_, 0.0f);
     for (size_t which = 0; which < 2; ++which) {
       const float* of_side = sides[which]->lse;
-      const std::vector<float>& share = factors(of_side);
+      const float* share = factors(of_side).data();
+      const float* entropy = scratch_.entropy[which].data();
+      const float* largest = scratch_.largest[which].data();
+      float* const all_entropy = scratch_.all_entropy.data();
+      float* const all_largest = scratch_.all_largest.data();
       for (size_t t = 0; t < queries_; ++t) {
-        if (share[t] == 0.0f) continue;
-        const double p = share[t];
-        scratch_.all_entropy[t] +=
-            p * (scratch_.entropy[which][t] - (double{of_side[t]} - double{lse[t]}));
-        const double weight = p * scratch_.largest[which][t];
-        if (!(weight <= scratch_.all_largest[t])) scratch_.all_largest[t] = weight;
+        const float term = share[t] * (entropy[t] - (of_side[t] - lse[t]));
+        all_entropy[t] += share[t] == 0.0f ? 0.0f : term;
+        const float weight = share[t] == 0.0f ? 0.0f : share[t] * largest[t];
+        all_largest[t] = weight <= all_largest[t] ? all_largest[t] : weight;
       }
     }
   }
@@ -242,7 +243,7 @@ void SpreadFiller::fill(int64_t sequence, int64_t head, const SideStates& extern
   float* const key = key_ + at * internal_keys_;
   const int64_t num_offsets = std::max<int64_t>(2 * internal_keys_ - 1, 0);
   float* const offset = offset_ + at * num_offsets;
-  const auto mean = [queries](const std::vector<double>& values) {
+  const auto mean = [queries](const std::vector<float>& values) {
     return static_cast<float>(sum_of(values) / queries);
   };
   HeadSpread spread(kernels_, num, scratch);

@@ -252,10 +252,19 @@ void reduce_lanes(const float* energy, const float* largest, int64_t num_rows, f
 
 void sum_of_rows(const float* rows, const float* factors, int64_t num_rows, int64_t stride,
                  int64_t width, float* sums) {
+  // Four rows at a time, because one chain of additions would wait for each.
+  constexpr int64_t kAtOnce = 4;
   for (int64_t j = 0; j < width; j += kLanes) {
-    Vec sum{};
-    for (int64_t r = 0; r < num_rows; ++r) sum += load(rows + r * stride + j) * factors[r];
-    store(sums + j, sum);
+    Vec sum[kAtOnce] = {};
+    int64_t r = 0;
+    for (; r + kAtOnce <= num_rows; r += kAtOnce) {
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kAtOnce; ++i) {
+        sum[i] += load(rows + (r + i) * stride + j) * factors[r + i];
+      }
+    }
+    for (; r < num_rows; ++r) sum[0] += load(rows + r * stride + j) * factors[r];
+    store(sums + j, (sum[0] + sum[1]) + (sum[2] + sum[3]));
   }
 }
 
