@@ -18,6 +18,7 @@
 #include "analysis/metrics/settling.h"
 #include "analysis/metrics/similarity_metric.h"
 #include "analysis/metrics/sinks.h"
+#include "analysis/metrics/spread_metrics.h"
 #include "analysis/metrics/union_size.h"
 #include "decode_record/base/error.h"
 
@@ -58,6 +59,32 @@ const std::vector<MetricInfo>& all_metrics() {
        [](const MetricOptions& options) { return std::make_unique<UnionSizeMetric>(options); },
        std::nullopt,
        {{"union size", "union_size", "|union| / k"}}},
+      {"entropy",
+       "over how many keys a head spreads its weights, and the largest weight",
+       "summary",
+       true,
+       {},
+       make_entropy_metric,
+       Field::spread_entropy,
+       {{"entropy of attention", "entropy", "nats"},
+        {"effective keys", "effective_keys", "keys"},
+        {"largest weight", "largest", "share"}}},
+      {"distance",
+       "share of the weights by distance, and how much of it stays from step to step",
+       "summary",
+       true,
+       {},
+       make_distance_metric,
+       Field::spread_distance,
+       {{"agreement with the step before", "agreement", "share"},
+        {"agreement with step 1", "agreement_first", "share"}}},
+      {"regions",
+       "share of the weights on the prompt, earlier answers, decided tokens and masks",
+       "summary",
+       true,
+       {},
+       make_regions_metric,
+       Field::spread_region},
       {"sinks",
        "prefix keys that receive much more than their share, and how they move",
        "sets",

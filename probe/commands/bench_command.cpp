@@ -93,9 +93,7 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
   const std::unique_ptr<AttentionPolicy> policy = make_exact_policy();
   if (level != "off") {
     record.level = level;
-    const DecodeRequest& any = requests.front();  // all prompts are equally long
-    const RecorderOptions options =
-        recorder_options(record, *policy, std::ssize(any.prompt) + any.gen_length, model, decode);
+    const RecorderOptions options = recorder_options(record, *policy, 0, model, decode);
     writer.emplace(path, options.meta);
     recorder.emplace(options, *writer);
     for (const DecodeRequest& request : requests) {

@@ -281,8 +281,10 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   if (meta.level >= RecordLevel::summary) {
     meta.selected_size = policy.selected_size(longest);
     meta.has_residual = policy.keeps_residual();
-    if (!getenv("NOSPREAD")) meta.regions.assign(kRegionNames.begin(), kRegionNames.end());
-    if (!getenv("NOSPREAD")) meta.distance_bins = distance_bin(std::max<int64_t>(longest, 1)) + 1;
+    meta.regions.assign(kRegionNames.begin(), kRegionNames.end());
+    // By the model, not by the prompts: traces of one model can be merged and compared.
+    meta.distance_bins =
+        std::min(distance_bin(largest_position_count(config)) + 1, kMostDistanceBins);
   }
   meta.model_json = model.model_json();
   options.filter = {index_filter(flags.steps, "--steps", 1),
