@@ -96,8 +96,10 @@ def test_an_idle_option_is_refused_with_every_metric(folder):
     listed = run("analyze", "--list")[1].splitlines()[1:]
     assert [line.split()[0] for line in listed] == list(METRICS)
     with temporary_folder() as place:
+        decoded = routed_trace(place)  # made traces have no /spread
         check_every_metric(folder, {"selection": sparse_trace(place), "draft": drafted_trace(place),
-                                    "cache": cached_trace(place), "router": routed_trace(place)})
+                                    "cache": cached_trace(place), "router": decoded, "entropy": decoded,
+                                    "distance": decoded, "regions": decoded})
 
 
 def routed_trace(place):
