@@ -38,6 +38,15 @@ std::optional<ReportFigure> similarity_over_steps(const MetricResult& result);
 /// Share of the attention that goes to the prefix, layer x head. `result`: `external_mass`.
 std::optional<ReportFigure> external_mass_map(const MetricResult& result);
 
+/// Entropy of the weights, layer x head. `result`: `entropy`.
+std::optional<ReportFigure> entropy_map(const MetricResult& result);
+/// Share of the weight by distance from the block, and from the query inside it; a curve for each
+/// of some layers. `result`: `distance`.
+std::optional<ReportFigure> attention_by_distance(const MetricResult& result);
+std::optional<ReportFigure> attention_in_block(const MetricResult& result);
+/// Share of the weight by region over the steps of a block. `result`: `regions`.
+std::optional<ReportFigure> regions_over_steps(const MetricResult& result);
+
 /// One-step reuse error per layer, a line per tau. `result`: `reuse_error`.
 std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result);
 /// What gamma saves and costs, a line per tau.

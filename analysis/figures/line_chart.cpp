@@ -124,6 +124,16 @@ NumberTable curve_numbers(const std::string& x_name, const std::vector<Curve>& c
   return table;
 }
 
+double largest_of(const std::vector<Curve>& curves) {
+  double largest = 0.0;
+  for (const Curve& curve : curves) {
+    for (const double y : curve.y) {
+      if (std::isfinite(y)) largest = std::max(largest, y);
+    }
+  }
+  return largest;
+}
+
 double round_up_to(double largest) {
   if (!(largest > 0.0)) return 1.0;
   const double unit = std::pow(10.0, std::floor(std::log10(largest)));

@@ -45,6 +45,8 @@ std::vector<Curve> merge_equal(const std::vector<Curve>& curves, const std::stri
 /// Rows x, columns curves: the values, and the terms of the first array cell of each row.
 NumberTable curve_numbers(const std::string& x_name, const std::vector<Curve>& curves);
 
+/// The largest finite y of all curves; 0 without one.
+double largest_of(const std::vector<Curve>& curves);
 /// A round number at or above the largest finite value.
 double round_up_to(double largest);
 

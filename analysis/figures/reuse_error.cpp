@@ -15,16 +15,6 @@ bool has_values(const Curve& curve) {
   return std::ranges::any_of(curve.y, [](double y) { return std::isfinite(y); });
 }
 
-double largest_of(const std::vector<Curve>& curves) {
-  double largest = 0.0;
-  for (const Curve& curve : curves) {
-    for (const double y : curve.y) {
-      if (std::isfinite(y)) largest = std::max(largest, y);
-    }
-  }
-  return largest;
-}
-
 /// A round number below the smallest gamma at which a head stops reusing. Below it nothing changes.
 std::optional<double> where_heads_differ(const std::vector<ReuseCurve>& curves) {
   double first = 1.0;

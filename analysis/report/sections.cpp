@@ -110,10 +110,16 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
 }
 
 ReportSection attention_section(const ReportMetrics& metrics) {
-  SectionBuilder section(metrics, "attention", "Where attention goes",
-                         "Attention sinks are prefix keys that receive much more attention than "
-                         "the others, often without any meaning of their own. In diffusion models "
-                         "they can move from step to step.");
+  SectionBuilder section(
+      metrics, "attention", "Where attention goes",
+      "How widely a head spreads its weights, how far away the keys stand, and "
+      "what stands there. Attention sinks are prefix keys that receive much more "
+      "attention than the others, often without any meaning of their own. In "
+      "diffusion models they can move from step to step.");
+  section.add_from("entropy", entropy_map);
+  section.add_from("regions", regions_over_steps);
+  section.add_from("distance", attention_by_distance);
+  section.add_from("distance", attention_in_block);
   section.add_from("sinks", sinks_over_steps);
   section.add_from("sinks", sinks_by_layer);
   return section.take();

@@ -1,0 +1,125 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/figures/figures.h"
+#include "analysis/figures/head_map.h"
+#include "analysis/figures/line_chart.h"
+#include "analysis/figures/terms.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::size_t kShownLayers = 5;
+
+/// At most kShownLayers of the layers, from the first to the last.
+std::vector<std::size_t> shown_layers(std::size_t layers) {
+  std::vector<std::size_t> shown;
+  const std::size_t count = std::min(layers, kShownLayers);
+  for (std::size_t i = 0; i < count; ++i) {
+    shown.push_back(count == 1 ? 0 : i * (layers - 1) / (count - 1));
+  }
+  return shown;
+}
+
+/// A curve per shown layer over the axis `x`, mean over the heads.
+std::vector<Curve> layer_curves(const ResultArray& array, const std::string& x, bool by_place) {
+  const ResultArray means = mean_over_others(array, {"layer", x});
+  std::vector<Curve> curves;
+  for (const std::size_t layer : shown_layers(means.axes[0].size())) {
+    Curve curve{"layer " + means.axes[0].label(layer), {}, {}};
+    for (std::size_t i = 0; i < means.axes[1].size(); ++i) {
+      curve.x.push_back(by_place ? static_cast<double>(i) : means.axes[1].index[i]);
+      curve.y.push_back(means.at({layer, i}));
+    }
+    curves.push_back(std::move(curve));
+  }
+  return curves;
+}
+
+}  // namespace
+
+std::optional<ReportFigure> entropy_map(const MetricResult& result) {
+  const ResultArray& entropy = result.array("entropy");
+  const ValueRange range = range_of(mean_over_others(entropy, {"layer", "head"}));
+  if (range.empty()) return std::nullopt;
+  return head_map(
+      entropy,
+      {.name = "entropy",
+       .title = "Entropy of attention per head",
+       .caption = "Entropy of a query's attention weights over all keys, in nats: {}. 0: "
+                  "all weight on one key. Mean over queries, blocks and steps.",
+       .value = "entropy in nats",
+       .upper = round_up_to(range.greatest)},
+      result.formula);
+}
+
+std::optional<ReportFigure> attention_by_distance(const MetricResult& result) {
+  const ResultArray& distance = result.array("distance");
+  if (range_of(distance).empty()) return std::nullopt;
+  LineChart chart{.x_label = "distance of the key in positions (-: before the block)",
+                  .y_label = "share of the weight"};
+  chart.curves = layer_curves(distance, "distance", /*by_place=*/true);
+  chart.y_upper = round_up_to(largest_of(chart.curves));
+  for (const std::string& label : labels_of(distance.axes[2])) chart.x_names.push_back(label);
+  ReportFigure part;
+  part.figure.name = "distance";
+  part.figure.title = "Attention by distance";
+  part.figure.caption = fmt::format(
+      "Share of the weight on keys outside the block, in powers of two of their distance: a point "
+      "at -16 has the keys 16 to 31 positions before the block. Mean over heads, queries, blocks "
+      "and steps. n = {} values.",
+      count_text(total_terms(distance)));
+  draw_chart(chart, part.figure);
+  part.numbers = curve_numbers("place on the axis", chart.curves);
+  return part;
+}
+
+std::optional<ReportFigure> attention_in_block(const MetricResult& result) {
+  const ResultArray& offset = result.array("offset");
+  if (range_of(offset).empty() || offset.axes[2].size() < 2) return std::nullopt;
+  LineChart chart{.x_label = "position of the key minus that of the query",
+                  .y_label = "share of the weight"};
+  chart.curves = layer_curves(offset, "offset", /*by_place=*/false);
+  chart.y_upper = round_up_to(largest_of(chart.curves));
+  ReportFigure part;
+  part.figure.name = "offset";
+  part.figure.title = "Attention inside the block";
+  part.figure.caption = fmt::format(
+      "Share of the weight on keys of the block, by their position from the query. Far offsets "
+      "have fewer pairs of positions. Mean over heads, queries, blocks and steps. n = {} values.",
+      count_text(total_terms(offset)));
+  draw_chart(chart, part.figure);
+  part.numbers = curve_numbers("offset", chart.curves);
+  return part;
+}
+
+std::optional<ReportFigure> regions_over_steps(const MetricResult& result) {
+  const ResultArray& regions = result.array("regions_by_step");
+  if (range_of(regions).empty()) return std::nullopt;
+  LineChart chart{.x_label = "denoising step t", .y_label = "share of the weight"};
+  for (std::size_t region = 0; region < regions.axes[0].size(); ++region) {
+    Curve curve{regions.axes[0].label(region), regions.axes[1].index, {}};
+    for (std::size_t step = 0; step < regions.axes[1].size(); ++step) {
+      curve.y.push_back(regions.at({region, step}));
+    }
+    const bool used = std::any_of(curve.y.begin(), curve.y.end(), [](double y) { return y > 0; });
+    if (used) chart.curves.push_back(std::move(curve));
+  }
+  if (chart.curves.empty()) return std::nullopt;
+  ReportFigure part;
+  part.figure.name = "regions";
+  part.figure.title = "Attention by region";
+  part.figure.caption = fmt::format(
+      "Share of the weight by what stands at the position of the key: the first 4 positions, the "
+      "rest of the prompt, earlier answer blocks, and the decided and masked positions of the "
+      "block. Regions without weight are left out. Mean over layers, heads, queries and blocks. "
+      "n = {} values.",
+      count_text(total_terms(regions)));
+  draw_chart(chart, part.figure);
+  part.numbers = curve_numbers("step", chart.curves);
+  return part;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,134 @@
+"""The metrics `entropy`, `distance` and `regions` of captures against means with h5py and numpy: exact attention, heads
+that reuse, a bidirectional model, and what is left out."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+
+from capture_harness import MODELS, capture, require_binary, run  # noqa: E402
+from family_case import write_family  # noqa: E402
+
+
+def metric(path, name, *flags):
+    code, out, err = run("analyze", path, "--metric", name, "--json", "-", "--quiet", *flags)
+    assert code == 0, err
+    return json.loads(out)["metrics"][0]
+
+
+def values(found, name):
+    array = next(array for array in found["arrays"] if array["name"] == name)
+    shape = [len(axis["index"] if "index" in axis else axis["labels"]) for axis in array["axes"]]
+    terms = np.array(array.get("terms") or []).reshape(shape)
+    return np.array([np.nan if x is None else x for x in array["values"]]).reshape(shape), terms
+
+
+def same(found, want, what):
+    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12, err_msg=what)
+
+
+def mean(x, axis):
+    known = ~np.isnan(x)
+    count = known.sum(axis)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, x, 0).sum(axis) / np.where(count, count, np.nan), count
+
+
+def check(path):
+    compared = 0
+    with h5py.File(path) as file:
+        steps = {name: file["/steps/" + name][()] for name in
+                 ("kind", "recorded", "step", "context_length", "sequence", "block")}
+        rows = np.flatnonzero((steps["kind"] == 1) & (steps["recorded"] == 1))
+        of = {name: file["/spread/" + name][()].astype(np.float64) for name in
+              ("entropy", "largest", "distance", "offset", "region")}
+        distance, offset = file["/distance"][()].tolist(), file["/offset"][()].tolist()
+        regions = file.attrs["regions"].decode().split(",")
+    step = steps["step"][rows]
+
+    entropy = metric(path, "entropy")
+    for name, cells in (("entropy", of["entropy"][..., 2]), ("entropy_internal", of["entropy"][..., 1]),
+                        ("largest", of["largest"][..., 2]), ("effective_keys", np.exp(of["entropy"][..., 2])),
+                        ("entropy_external", np.where((steps["context_length"] > 0)[:, None, None],
+                                                      of["entropy"][..., 0], np.nan))):
+        found, terms = values(entropy, name)
+        for t in range(1, found.shape[2] + 1):
+            want, count = mean(cells[rows[step == t]], 0)
+            same(found[:, :, t - 1], want, name)
+            assert (terms[:, :, t - 1] == count).all(), name
+            compared += count.sum()
+    unknown = int(np.isnan(of["entropy"][rows][..., 2]).sum())
+    assert (entropy["left_out"].get("values of heads that reused A_out", 0) > 0) == (unknown > 0)
+
+    shares = metric(path, "distance")
+    for name, axis in (("distance", distance), ("offset", offset)):
+        found, terms = values(shares, name)
+        array = next(array for array in shares["arrays"] if array["name"] == name)
+        assert array["axes"][2]["index"] == axis, (array["axes"][2]["index"], axis)
+        want, count = mean(of[name][rows], 0)
+        same(found, want, name)
+        assert (terms == count).all()
+    whole = np.concatenate([of["distance"], of["offset"]], -1)
+    assert np.allclose(whole[rows].sum(-1)[~np.isnan(whole[rows].sum(-1))], 1, atol=1e-5)
+    previous = {(s, b, t): row for row, s, b, t in zip(rows, *(steps[name][rows] for name in
+                                                               ("sequence", "block", "step")))}
+    for name, other in (("agreement", lambda t: t - 1), ("agreement_first", lambda t: 1)):
+        found, terms = values(shares, name)
+        cells = {t: [] for t in range(1, found.shape[2] + 1)}
+        for (s, b, t), row in previous.items():
+            before = previous.get((s, b, other(t)))
+            if t > 1 and before is not None:
+                cells.setdefault(t, []).append(1 - np.abs(whole[row] - whole[before]).sum(-1) / 2)
+        for t, cell in cells.items():
+            if t > found.shape[2]:  # no head knows its weights in two such steps
+                assert np.isnan(cell).all()
+            elif cell:
+                want, count = mean(np.stack(cell), 0)
+                same(found[:, :, t - 1], want, name)
+                assert (terms[:, :, t - 1] == count).all()
+                compared += count.sum()
+            else:
+                assert np.isnan(found[:, :, t - 1]).all() and not terms[:, :, t - 1].any()
+
+    found_regions = metric(path, "regions")
+    found, terms = values(found_regions, "regions")
+    assert found_regions["arrays"][0]["axes"][2]["labels"] == regions
+    want, count = mean(of["region"][rows], 0)
+    same(found, want, "regions")
+    found, terms = values(found_regions, "regions_by_step")
+    for t in range(1, found.shape[1] + 1):
+        want, count = mean(of["region"][rows[step == t]], (0, 1, 2))
+        same(found[:, t - 1], want, "regions_by_step")
+        assert (terms[:, t - 1] == count).all()
+    return compared
+
+
+def main():
+    require_binary()
+    compared = 0
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        prompts = ["--prompts", MODELS / "needle" / "demo.jsonl", "--limit", 3, "--gen-length", 32]
+        llada = folder / "llada"
+        write_family(llada, "llada")
+        runs = {"exact": [MODELS / "needle", *prompts, "--batch-size", 2],
+                "reuse": [MODELS / "needle", *prompts, "--policy", "flashblock,tau=4"],
+                "part": [MODELS / "needle", *prompts, "--layers", "1,3", "--heads", "0,4", "--steps", "1-5,8-20"],
+                "canvas": [llada, "--input-ids", "5,6,7,8,9,10,11", "--gen-length", 16, "--block-length", 4]}
+        for name, arguments in runs.items():
+            path = folder / f"{name}.h5"
+            code, _, err = capture(*arguments, "--record", "summary", "-o", path)
+            assert code == 0, err
+            compared += check(path)
+        code, _, err = run("analyze", folder / "exact.h5", folder / "canvas.h5", "--metric", "distance")
+        assert code != 0 and err.startswith("blockscope: error"), err
+    assert compared > 3000, compared
+    print(f"{compared} values compared")
+
+
+main()
