@@ -118,7 +118,7 @@ def main():
         write_family(llada, "llada")
         runs = {"exact": [MODELS / "needle", *prompts, "--batch-size", 2],
                 "reuse": [MODELS / "needle", *prompts, "--policy", "flashblock,tau=4"],
-                "part": [MODELS / "needle", *prompts, "--layers", "1,3", "--heads", "0,4", "--steps", "1-5,8-20"],
+                "part": [MODELS / "needle", *prompts, "--layers", "1,3", "--heads", "0,4", "--steps", "1-5,8-16"],
                 "canvas": [llada, "--input-ids", "5,6,7,8,9,10,11", "--gen-length", 16, "--block-length", 4]}
         for name, arguments in runs.items():
             path = folder / f"{name}.h5"
