@@ -10,6 +10,7 @@
 #include "analysis/metrics/drift.h"
 #include "analysis/metrics/estimation_accuracy.h"
 #include "analysis/metrics/external_mass_metric.h"
+#include "analysis/metrics/heads.h"
 #include "analysis/metrics/query_statistics.h"
 #include "analysis/metrics/recall.h"
 #include "analysis/metrics/reuse_error.h"
@@ -84,6 +85,13 @@ const std::vector<MetricInfo>& all_metrics() {
        true,
        {},
        make_regions_metric,
+       Field::spread_region},
+      {"heads",
+       "one class a head: retrieval, sink, local or diffuse, with its scores",
+       "summary",
+       true,
+       {},
+       make_heads_metric,
        Field::spread_region},
       {"sinks",
        "prefix keys that receive much more than their share, and how they move",

@@ -16,6 +16,12 @@ std::string policy_of(const TraceInfo& trace) {
   return policy != run.end() && policy->is_string() ? policy->get<std::string>() : "";
 }
 
+/// Whether the run changed attention (--intervene).
+bool intervened(const TraceInfo& trace) {
+  const auto run = nlohmann::json::parse(trace.meta.run_json, nullptr, false);
+  return run.is_object() && run.contains("interventions");
+}
+
 /// The text after `--record` for a capture that writes the dataset.
 std::string_view level_of(Exists exists) {
   switch (exists) {
@@ -61,15 +67,15 @@ std::string_view level_of(Exists exists) {
 
 ExactFields exact_fields(const TraceInfo& trace) {
   const std::string policy = policy_of(trace);
-  if (policy.empty() || policy == "exact") return ExactFields{};
+  if ((policy.empty() || policy == "exact") && !intervened(trace)) return ExactFields{};
   if (trace.meta.has_shadow) {
     return ExactFields{Field::shadow_external, Field::shadow_lse_external};
   }
   throw TraceError(fmt::format(
-      "{}: expected exact attention values, got those of policy `{}`, which may be from "
+      "{}: expected exact attention values, got those of policy `{}`{}, which may be from "
       "an earlier step or from only some keys. HINT: capture with `--policy exact`, or "
       "with `--shadow`, which also stores the exact values.",
-      trace.path, policy));
+      trace.path, policy, intervened(trace) ? " with interventions" : ""));
 }
 
 void require_field(const TraceReader& trace, Field field, const std::string& metric) {

@@ -37,6 +37,7 @@ struct CaptureFlags {
   PromptFlags prompts;
   DecodingFlags decoding;
   std::string policy = "exact";  // a choice as text
+  std::vector<std::string> interventions;
   bool shadow = false;
   RecordFlags record;
   std::string output;
@@ -134,12 +135,13 @@ int64_t mean_context(const std::vector<RunPrompt>& prompts) {
 
 /// Options that this run would ignore.
 void check_flags(const CLI::App& command, const CaptureFlags& flags) {
-  const PolicyEntry& policy = policy_entry(read_policy(flags.policy));
+  const PolicyEntry& policy = policy_entry(read_policy(flags.policy, flags.interventions));
   const std::string& cache = flags.decoding.cache;
   const bool keeps = !cache.empty() && cache_entry(read_cache(cache)).approximates;
   refuse_idle(
-      command, "--shadow", policy.name != "exact" || keeps,
-      "a policy other than exact, which is its own shadow, or a --cache that keeps entries");
+      command, "--shadow", policy.name != "exact" || keeps || !flags.interventions.empty(),
+      "a policy other than exact, which is its own shadow, --intervene, or a --cache that keeps "
+      "entries");
   check_record_flags(command, flags.record);
   if (!flags.draft.empty()) check_draft_flags(command);
   refuse_idle(command, "--recorded-model", !flags.draft.empty(), "--draft");
@@ -323,7 +325,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   const Ranks ranks = ranks_of(flags, environment);
   const CaptureTarget target{rank_path(flags.output, ranks), flags.force, flags.resume};
   const bool finished = check_output(flags, target);
-  const PolicyOptions policy_options = read_policy(flags.policy);
+  const PolicyOptions policy_options = read_policy(flags.policy, flags.interventions);
   check_files(flags, policy_options, target.output, environment);
   ReplaySource replay = open_replay(flags);
   const CaptureModels models = load_models(flags, environment);
@@ -404,6 +406,7 @@ void add_capture_command(CLI::App& app, const Environment& environment,
                       "Replay the tokens of this trace instead of sampling");
   add_decoding_flags(*command, flags->decoding);
   add_policy_option(*command, flags->policy);
+  add_intervene_option(*command, flags->interventions);
   command->add_flag("--shadow", flags->shadow,
                     "Also compute exact attention (with a policy) and a whole pass (with --cache)");
   add_record_flags(*command, flags->record);

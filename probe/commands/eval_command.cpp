@@ -35,6 +35,7 @@ struct EvalFlags {
   ModelFlags model;
   DecodingFlags decoding;
   std::string policy = "exact";  // a choice as text
+  std::vector<std::string> interventions;
   std::vector<std::string> tasks{kTaskNames.begin(), kTaskNames.end()};
   std::vector<int64_t> contexts{256, 512, 1024};
   int64_t per_cell = 30;
@@ -136,10 +137,11 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   const DecodeOptions decode = decode_options(flags.decoding, model);
   if (command != nullptr) {
     check_decoding_fits(*command, decode);
-    check_policy_fits(read_policy(flags.policy), policy_site(decode), "--policy");
+    check_policy_fits(read_policy(flags.policy, flags.interventions), policy_site(decode),
+                      "--policy");
   }
   check_gen_length(flags.decoding.gen_length, decode);
-  const PolicyOptions chosen = read_policy(flags.policy);
+  const PolicyOptions chosen = read_policy(flags.policy, flags.interventions);
   const ChosenPolicy policy = choose_policy(chosen, policy_model(model));
   EvalReport report;
   report.model = model_flags.model;
@@ -240,7 +242,7 @@ nlohmann::json to_json(const EvalReport& report) {
 
 void check_flags(const CLI::App& command, const EvalFlags& flags) {
   check_decoding_flags(command, flags.decoding);
-  (void)read_policy(flags.policy);
+  (void)read_policy(flags.policy, flags.interventions);
   refuse_idle(command, "--force", !flags.json_path.empty(), "--json");
   for (const std::string& name : flags.tasks) task_from_name(name);
 }
@@ -267,6 +269,7 @@ void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment
     backbone.overrides = {};            // autoregressive: no blocks and no mask
     EvalFlags exact = flags;
     exact.policy = "exact";
+    exact.interventions.clear();
     reports.push_back(evaluate_model(nullptr, exact, backbone, prompts, environment));
     print_report(reports.back(), flags);
   }
@@ -290,6 +293,7 @@ void add_eval_command(CLI::App& app, const Environment& environment) {
   add_model_flags(*command, flags->model);
   add_decoding_flags(*command, flags->decoding);
   add_policy_option(*command, flags->policy);
+  add_intervene_option(*command, flags->interventions);
   command->add_option("--tasks", flags->tasks, "Ask these tasks, separated by commas")
       ->delimiter(',')
       ->capture_default_str();

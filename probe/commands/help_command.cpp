@@ -95,6 +95,8 @@ HelpKind family_kind() {
 std::vector<HelpKind> help_kinds() {
   return {choice_kind("policy", "how the attention to earlier blocks is obtained",
                       describe(policy_table())),
+          choice_kind("intervene", "what is changed in the attention while decoding",
+                      describe(intervention_table())),
           choice_kind("strategy", "which masked positions become tokens at a step",
                       describe(strategy_table())),
           choice_kind("cache", "what a pass computes, and what it takes from earlier passes",

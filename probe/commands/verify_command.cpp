@@ -37,6 +37,7 @@ struct VerifyFlags {
   SettingFlags setting;
   std::string policy;  // --policy and --against as text
   std::string against;
+  std::vector<std::string> interventions;
   PolicyOptions reference;  // read from --against; exact without it
   std::optional<int64_t> asked_repeats;
   std::string output;
@@ -50,14 +51,15 @@ struct VerifyFlags {
   int64_t repeats() const { return asked_repeats.value_or(setting.sweep ? 1 : 3); }
 };
 
-PolicyOptions policy_of(const std::string& text) {
+PolicyOptions policy_of(std::string text, const std::vector<std::string>& interventions) {
+  if (text.empty() && !interventions.empty()) text = "exact";
   if (text.empty()) {
     throw UsageError(
         "verify: expected --policy, got none. HINT: --policy mage,k=64, or --policy "
         "flashblock,reuse=reuse.json with the heads of a calibration file");
   }
-  PolicyOptions policy = read_policy(text);
-  if (policy.policy == "exact") {
+  PolicyOptions policy = read_policy(text, interventions);
+  if (policy.policy == "exact" && interventions.empty()) {
     throw UsageError(
         "--policy exact: does nothing, because every policy is compared with exact. HINT: name "
         "another policy, or leave --against out");
@@ -67,8 +69,8 @@ PolicyOptions policy_of(const std::string& text) {
 
 /// Refuses options of policies: a drafted run has no policy.
 void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
-  for (const char* option :
-       {"--policy", "--against", "--sweep", "--taus", "--gammas", "--csv", "--figures"}) {
+  for (const char* option : {"--policy", "--intervene", "--against", "--sweep", "--taus",
+                             "--gammas", "--csv", "--figures"}) {
     refuse_idle_beside(command, option, "--draft");
   }
   check_draft_flags(command);
@@ -80,7 +82,7 @@ void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
 /// Reads the policies and refuses combinations that make no sense.
 void check_flags(const CLI::App& command, VerifyFlags& flags) {
   if (!flags.draft.empty()) return check_flags_with_draft(command, flags);
-  flags.setting.policy = policy_of(flags.policy);
+  flags.setting.policy = policy_of(flags.policy, flags.interventions);
   refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
   check_decoding_flags(command, flags.decoding);
@@ -287,6 +289,7 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   command->add_option("--draft", flags->draft,
                       "Compare decoding with this DFlash draft and with the model alone");
   add_policy_option(*command, flags->policy);
+  add_intervene_option(*command, flags->interventions);
   command->add_option("--against", flags->against, "Compare with this policy instead of exact")
       ->option_text("POLICY");
   command->add_flag("--sweep", flags->setting.sweep,

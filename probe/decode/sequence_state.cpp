@@ -113,6 +113,7 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
   }
   pass.planned_steps = planned_steps(state, options);
   pass.prompt_hash = state.request->prompt_hash;
+  pass.prompt = &state.request->prompt;
   state.last_input = input;
   return pass;
 }

@@ -40,12 +40,16 @@ struct AttentionParts {
   at::Tensor residual;      // [S, H, T, D] float32: also merged into `out`, with
   at::Tensor lse_residual;  // [S, H, T]    its LSE, -inf: none; undefined: no sequence has one
   ExternalWeights weights;  // of an exact step over the whole prefix, if the input asks for them
+  at::Tensor intervened;    // [S, H] bool, on the host: heads whose parts an intervention changed;
+                            // undefined: none
   at::Tensor rows_scored;   // [S] int64, on the host: extra rows of D elements that each KV head
                             // read to choose its set and to make the residual (keys, values, a
                             // page's least and largest key); undefined: none
 
   /// Whether `out` holds anything else than this step's attention over the whole prefix.
-  bool approximate() const { return reused.defined() || selected.defined(); }
+  bool approximate() const {
+    return reused.defined() || selected.defined() || intervened.defined();
+  }
 };
 
 /// The parts that every attention operator of kernels/ops.h returns.

@@ -23,6 +23,8 @@ struct SequencePass {
   int64_t run_step = 0;        // denoising steps of the sequence so far, this one included
   int64_t planned_steps = 0;   // steps of the sequence if no block ends early: blocks * T
   uint64_t prompt_hash = 0;    // identifies the sequence's random streams
+  const std::vector<int64_t>* prompt = nullptr;  // its tokens, valid while the pass runs; nullptr
+                                                 // in drafted decoding
 
   bool first_step() const { return step == 1; }
 };

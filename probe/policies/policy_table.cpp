@@ -73,7 +73,7 @@ SelectionOptions selection_options(const PolicyOptions& options, int64_t num_lay
   return selection;
 }
 
-PolicyOptions read_policy(std::string_view text) {
+PolicyOptions read_policy(std::string_view text, const std::vector<std::string>& interventions) {
   PolicyOptions options;
   const PolicyEntry& entry = read_choice(kKind, policy_table(), text, options);
   options.policy = entry.name;
@@ -82,11 +82,14 @@ PolicyOptions read_policy(std::string_view text) {
   } catch (const UsageError& error) {
     refuse_choice(kKind, text, error.what());
   }
+  options.interventions = read_interventions(interventions);
   return options;
 }
 
 std::string policy_text(const PolicyOptions& options) {
-  return choice_text(policy_entry(options), options);
+  std::string text = choice_text(policy_entry(options), options);
+  for (const Intervention& one : options.interventions) text += " with " + intervention_text(one);
+  return text;
 }
 
 void check_policy_fits(const PolicyOptions& options, const PolicySite& site,
@@ -120,6 +123,11 @@ ChosenPolicy choose_policy(const PolicyOptions& options, const PolicyModel& mode
   } catch (const UsageError& error) {
     refuse_choice(kKind, policy_text(options), error.what());
   }
+  for (const Intervention& one : options.interventions) {
+    settings["interventions"].push_back(intervention_text(one));
+  }
+  chosen.policy = with_interventions(std::move(chosen.policy), options.interventions,
+                                     model.num_layers, model.num_heads);
   // A file name need not be UTF-8.
   chosen.settings = settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return chosen;

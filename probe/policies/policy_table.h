@@ -13,6 +13,7 @@
 
 #include "probe/choices/choice.h"
 #include "probe/policies/attention_policy.h"
+#include "probe/policies/intervention.h"
 #include "probe/policies/selection_policy.h"
 
 namespace blockscope {
@@ -24,11 +25,12 @@ struct PolicyOptions {
   std::string reuse_file;      // flashblock
   std::optional<int64_t> k;    // sparse policies: one of k and density
   std::optional<double> density;
-  int64_t exact_layers = 0;  // sparse policies
-  int64_t page = 16;         // quest
-  bool per_block = false;    // sparsed
-  uint64_t seed = 0;         // random
-  bool no_overlap = false;   // choose on the decoding thread; only for timing, not a user's option
+  int64_t exact_layers = 0;                 // sparse policies
+  int64_t page = 16;                        // quest
+  bool per_block = false;                   // sparsed
+  uint64_t seed = 0;                        // random
+  std::vector<Intervention> interventions;  // --intervene, under every policy
+  bool no_overlap = false;  // choose on the decoding thread; only for timing, not a user's option
 
   bool operator==(const PolicyOptions&) const = default;
 };
@@ -109,8 +111,11 @@ const PolicyEntry& policy_entry(const PolicyOptions& options);
 
 /// "quest,k=64,page=8". Throws UsageError: an unknown name or option, a value out of range, options
 /// that contradict each other or are missing.
-PolicyOptions read_policy(std::string_view text);
-/// The shortest text that gives these options; outputs name the policy by it.
+/// `interventions`: texts as read_interventions takes them.
+PolicyOptions read_policy(std::string_view text,
+                          const std::vector<std::string>& interventions = {});
+/// The shortest text that gives these options, then " with " and the interventions; outputs name
+/// the policy by it.
 std::string policy_text(const PolicyOptions& options);
 
 /// Throws UsageError for a policy that does not fit this run. `given_by`: how the user gave the

@@ -20,7 +20,7 @@ struct RecordFlags {
   int64_t set_size = 32;
   std::string set_normaliser = "prefix";
   std::string array_type = "bf16";
-  std::string predictions = "all";  // or "masked"
+  std::string predictions = "masked";  // or "all"
   bool router = false;              // record the experts that routers choose
 };
 void add_record_flags(CLI::App& app, RecordFlags& flags);

@@ -215,6 +215,14 @@ void add_policy_option(CLI::App& app, std::string& text) {
       ->capture_default_str();
 }
 
+void add_intervene_option(CLI::App& app, std::vector<std::string>& texts) {
+  app.add_option("--intervene", texts,
+                 "Change attention while decoding: NAME,option=value,..., or a JSON file with a "
+                 "list (again for more; see `blockscope help intervene`)")
+      ->allow_extra_args(false)
+      ->option_text("CHANGE");
+}
+
 PolicySite policy_site(const DecodeOptions& options) {
   const CacheEntry& cache = cache_entry(options.cache);
   return {options.bidirectional, options.autoregressive(), !cache.single_rows, cache.name};

@@ -91,6 +91,8 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options);
 
 /// --policy: a choice as text.
 void add_policy_option(CLI::App& app, std::string& text);
+/// --intervene, as read_policy takes it.
+void add_intervene_option(CLI::App& app, std::vector<std::string>& texts);
 /// The run that a policy must fit, and the model that it is made for.
 PolicySite policy_site(const DecodeOptions& options);
 PolicyModel policy_model(const LoadedModel& model);

@@ -32,7 +32,7 @@ struct PolicySetting {
   std::string settings;               // a JSON object, as a trace records it
   std::optional<ReuseSetting> reuse;  // flashblock only; a sweep's masks are in no file
 
-  bool exact() const { return policy.policy == "exact"; }
+  bool exact() const { return policy.policy == "exact" && policy.interventions.empty(); }
 };
 
 /// Time of the passes, without the cost of measuring.

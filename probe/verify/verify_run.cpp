@@ -34,7 +34,8 @@ struct PolicyRun {
 bool same_policy(const PolicySetting& a, const PolicySetting& b) {
   if (a.reuse.has_value() != b.reuse.has_value()) return false;
   if (!a.reuse.has_value()) return a.policy == b.policy;
-  return a.reuse->tau == b.reuse->tau && a.reuse->reuse == b.reuse->reuse;
+  return a.reuse->tau == b.reuse->tau && a.reuse->reuse == b.reuse->reuse &&
+         a.policy.interventions == b.policy.interventions;
 }
 
 class VerifyLoop {
@@ -76,7 +77,7 @@ class VerifyLoop {
     one.sequences.resize(input_.prompts.size());
     if (!setting.exact()) {
       one.meter = std::make_unique<FidelityMeter>(shape_);
-      one.predicted = ExternalReads(shape_);
+      if (setting.policy.policy != "exact") one.predicted = ExternalReads(shape_);
       ++replays_;
     }
     runs_.push_back(std::move(one));

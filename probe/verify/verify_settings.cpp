@@ -133,8 +133,10 @@ std::vector<PolicySetting> policy_settings(const SettingFlags& flags, const Load
 std::unique_ptr<AttentionPolicy> make_policy(const PolicySetting& setting,
                                              const LoadedModel& model) {
   if (!setting.reuse.has_value()) return choose_policy(setting.policy, policy_model(model)).policy;
-  return make_flashblock_policy(
-      {model.config.num_layers, model.config.num_heads, setting.reuse->tau, setting.reuse->reuse});
+  const ModelConfig& config = model.config;
+  return with_interventions(make_flashblock_policy({config.num_layers, config.num_heads,
+                                                    setting.reuse->tau, setting.reuse->reuse}),
+                            setting.policy.interventions, config.num_layers, config.num_heads);
 }
 
 void check_setting_flags(const SettingFlags& flags) {

@@ -24,6 +24,7 @@ METRICS = {
     "entropy": ("--layer", "--head", "--step"),
     "distance": ("--layer", "--head", "--step"),
     "regions": ("--layer", "--head", "--step"),
+    "heads": ("--layer", "--head"),
     "sinks": ("--layer", "--head", "--step", "--sink-factor"),
     "est_acc": ("--layer", "--head", "--step"),
     "selection": ("--layer", "--head", "--step"),
@@ -99,7 +100,7 @@ def test_an_idle_option_is_refused_with_every_metric(folder):
         decoded = routed_trace(place)  # made traces have no /spread
         check_every_metric(folder, {"selection": sparse_trace(place), "draft": drafted_trace(place),
                                     "cache": cached_trace(place), "router": decoded, "entropy": decoded,
-                                    "distance": decoded, "regions": decoded})
+                                    "distance": decoded, "regions": decoded, "heads": decoded})
 
 
 def routed_trace(place):

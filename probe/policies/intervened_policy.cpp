@@ -1,0 +1,118 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "decode_record/base/error.h"
+#include "kernels/ops.h"
+#include "probe/model/device.h"
+#include "probe/policies/intervention.h"
+
+namespace blockscope {
+namespace {
+
+bool chosen(const std::vector<int64_t>& list, int64_t value) {
+  return list.empty() || std::ranges::binary_search(list, value);
+}
+
+class IntervenedPolicy final : public AttentionPolicy {
+ public:
+  IntervenedPolicy(std::unique_ptr<AttentionPolicy> inner, std::vector<Intervention> interventions)
+      : inner_(std::move(inner)),
+        interventions_(std::move(interventions)),
+        kept_(interventions_.size()) {}
+
+  std::string name() const override { return inner_->name() + " with interventions"; }
+  int64_t selected_size(int64_t longest) const override { return inner_->selected_size(longest); }
+  bool keeps_residual() const override { return inner_->keeps_residual(); }
+  ChoosingTime choosing_time() const override { return inner_->choosing_time(); }
+  void end_pass() override { inner_->end_pass(); }
+  void remove(int64_t slot) override { inner_->remove(slot); }
+  void begin_pass(const PassContext& context) override {
+    context_ = &context;
+    inner_->begin_pass(context);
+  }
+
+  AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
+    AttentionParts parts = inner_->attend(input, external);
+    at::Tensor changed = at::zeros({input.q.size(0), input.q.size(1)}, at::kBool);
+    bool copied = false;
+    for (size_t i = 0; i < interventions_.size(); ++i) {
+      const Intervention& given = interventions_[i];
+      if (!chosen(given.layers, input.layer)) continue;
+      const InterventionEntry& entry = intervention_entry(given);
+      InterventionSite site{input, external, *context_, parts, kept_[i]};
+      for (size_t s = 0; s < context_->sequences.size(); ++s) {
+        const SequencePass& pass = context_->sequences[s];
+        if (pass.kind != PassKind::denoise) continue;
+        const auto row = static_cast<int64_t>(s);
+        if (entry.watch) entry.watch(given, site, row);
+        if (!chosen(given.steps, pass.step) || !chosen(given.blocks, pass.block)) continue;
+        if (!std::exchange(copied, true)) copy(parts);
+        const at::Tensor heads = given.heads.empty() ? at::arange(input.q.size(1), at::kLong)
+                                                     : at::tensor(given.heads, at::kLong);
+        if (entry.apply(given, site, row, heads)) changed[row].index_fill_(0, heads, true);
+      }
+    }
+    if (changed.any().item<bool>()) finish(changed, input, parts);
+    return parts;
+  }
+
+ private:
+  /// The policy may keep its parts for later steps.
+  static void copy(AttentionParts& parts) {
+    for (at::Tensor* tensor : {&parts.external, &parts.lse_external, &parts.internal,
+                               &parts.lse_internal, &parts.residual, &parts.lse_residual}) {
+      if (tensor->defined()) *tensor = tensor->clone();
+    }
+  }
+
+  /// Merges the changed heads' outputs again. Other heads keep theirs bit for bit.
+  static void finish(const at::Tensor& changed, const AttentionInput& input,
+                     AttentionParts& parts) {
+    std::vector<at::Tensor> outputs{parts.external, parts.internal};
+    std::vector<at::Tensor> lses{parts.lse_external, parts.lse_internal};
+    if (parts.residual.defined()) {
+      outputs.push_back(parts.residual);
+      lses.push_back(parts.lse_residual);
+    }
+    const at::Tensor merged = merge_attention(outputs, lses).out.to(parts.out.scalar_type());
+    const at::Tensor heads = on_device(changed, parts.out.device()).unsqueeze(-1).unsqueeze(-1);
+    parts.out = at::where(heads, merged, parts.out);
+    parts.intervened = changed;
+    if (input.spread == nullptr || !input.spread->entropy.defined()) return;
+    WeightSpread& spread = *input.spread;  // of the weights before the intervention
+    for (at::Tensor* values :
+         {&spread.entropy, &spread.largest, &spread.range, &spread.key, &spread.offset}) {
+      values->masked_fill_(on_device(changed, values->device()).unsqueeze(-1),
+                           std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+
+  std::unique_ptr<AttentionPolicy> inner_;
+  std::vector<Intervention> interventions_;
+  std::vector<KeptPairs> kept_;  // by intervention
+  const PassContext* context_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionPolicy> with_interventions(std::unique_ptr<AttentionPolicy> inner,
+                                                    std::vector<Intervention> interventions,
+                                                    int64_t num_layers, int64_t num_heads) {
+  if (interventions.empty()) return inner;
+  for (const Intervention& given : interventions) {
+    const auto check = [&](const char* what, const std::vector<int64_t>& list, int64_t count) {
+      if (list.empty() || list.back() < count) return;
+      throw UsageError(fmt::format("intervene {}: {}: expected indices in [0, {}), got {}",
+                                   intervention_text(given), what, count, list.back()));
+    };
+    check("layers", given.layers, num_layers);
+    check("heads", given.heads, num_heads);
+  }
+  return std::make_unique<IntervenedPolicy>(std::move(inner), std::move(interventions));
+}
+
+}  // namespace blockscope

@@ -1,0 +1,344 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "decode_record/base/error.h"
+#include "decode_record/base/index_set.h"
+#include "probe/model/device.h"
+#include "probe/policies/hidden_keys.h"
+#include "probe/policies/intervention.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::string_view kInterveneKind = "intervene";
+constexpr double kNoKeys = -std::numeric_limits<double>::infinity();
+
+/// A list of indices: "0-3+7". Commas separate options.
+ChoiceOption<Intervention> list_option(const char* name, std::vector<int64_t> Intervention::*member,
+                                       int64_t first, const char* meaning) {
+  ChoiceOption<Intervention> option;
+  option.name = option.key = name;
+  option.meaning = meaning;
+  option.range =
+      fmt::format("whole numbers from {}, such as {}-{}+{}", first, first, first + 2, first + 5);
+  option.set = [=](Intervention& settings, const std::string& text) {
+    std::string commas = text;
+    std::replace(commas.begin(), commas.end(), '+', ',');
+    settings.*member = parse_index_set(commas, name, first);
+  };
+  option.text = [=](const Intervention& s) { return fmt::format("{}", fmt::join(s.*member, "+")); };
+  option.json = [=](const Intervention& s) {
+    return (s.*member).empty() ? nlohmann::json() : nlohmann::json(s.*member);
+  };
+  return option;
+}
+
+/// The options that say where an intervention works, then its own.
+std::vector<ChoiceOption<Intervention>> where_and(std::vector<ChoiceOption<Intervention>> own) {
+  std::vector<ChoiceOption<Intervention>> options{
+      list_option("layers", &Intervention::layers, 0, "layers; all without it"),
+      list_option("heads", &Intervention::heads, 0, "query heads; all without it"),
+      list_option("steps", &Intervention::steps, 1, "denoising steps of a block; all without it"),
+      list_option("blocks", &Intervention::blocks, 0, "blocks of a sequence; all without it")};
+  for (auto& option : own) options.push_back(std::move(option));
+  return options;
+}
+
+InterventionEntry entry_of(ChoiceFacts facts, std::vector<ChoiceOption<Intervention>> own = {}) {
+  InterventionEntry entry;
+  static_cast<ChoiceFacts&>(entry) = std::move(facts);
+  entry.options = where_and(std::move(own));
+  return entry;
+}
+
+at::Tensor on(const at::Tensor& heads, const at::Tensor& like) {
+  return on_device(heads, like.device());
+}
+
+/// No key on this side: A = 0, L = -inf.
+void empty_side(at::Tensor& output, at::Tensor& lse, int64_t s, const at::Tensor& heads) {
+  output[s].index_fill_(0, on(heads, output), 0.0);
+  lse[s].index_fill_(0, on(heads, lse), kNoKeys);
+}
+
+bool drop_external(InterventionSite& site, int64_t s, const at::Tensor& heads) {
+  if (site.context.sequences[static_cast<size_t>(s)].context_length == 0) return false;
+  empty_side(site.parts.external, site.parts.lse_external, s, heads);
+  if (site.parts.residual.defined()) {
+    empty_side(site.parts.residual, site.parts.lse_residual, s, heads);
+  }
+  return true;
+}
+
+void drop_internal(InterventionSite& site, int64_t s, const at::Tensor& heads) {
+  empty_side(site.parts.internal, site.parts.lse_internal, s, heads);
+}
+
+InterventionEntry drop_external_entry() {
+  InterventionEntry entry = entry_of({"drop_external", "the heads attend only inside the block", "",
+                                      "drop_external,layers=3,heads=0-2"});
+  entry.apply = [](const Intervention&, InterventionSite& site, int64_t s,
+                   const at::Tensor& heads) { return drop_external(site, s, heads); };
+  return entry;
+}
+
+InterventionEntry drop_internal_entry() {
+  InterventionEntry entry = entry_of(
+      {"drop_internal", "the heads attend only outside the block", "", "drop_internal,layers=3"});
+  entry.apply = [](const Intervention&, InterventionSite& site, int64_t s,
+                   const at::Tensor& heads) {
+    drop_internal(site, s, heads);
+    return true;
+  };
+  return entry;
+}
+
+InterventionEntry drop_head_entry() {
+  InterventionEntry entry = entry_of(
+      {"drop_head", "the heads' output is 0, or its mean over the block's queries",
+       "head ablation: Michel et al., arXiv 1905.10650", "drop_head,layers=3,heads=0-2"},
+      {switch_option("mean", &Intervention::mean, "the mean over the queries instead of 0")});
+  entry.apply = [](const Intervention& given, InterventionSite& site, int64_t s,
+                   const at::Tensor& heads) {
+    AttentionParts& parts = site.parts;
+    const at::Tensor mean =
+        given.mean ? parts.out[s].index_select(0, on(heads, parts.out)).to(at::kFloat).mean(1, true)
+                   : at::Tensor();
+    drop_external(site, s, heads);
+    drop_internal(site, s, heads);
+    if (given.mean) {
+      const at::Tensor where = on(heads, parts.internal);
+      parts.internal[s].index_copy_(
+          0, where, mean.expand({heads.numel(), parts.internal.size(2), parts.internal.size(3)}));
+      parts.lse_internal[s].index_fill_(0, where, 0.0);
+    }
+    return true;
+  };
+  return entry;
+}
+
+InterventionEntry scale_entry() {
+  InterventionEntry entry = entry_of(
+      {"scale", "the heads' output is multiplied by a factor", "", "scale,by=0.5,layers=3"},
+      {real_option("by", &Intervention::by, {-1e6, 1e6}, "the factor")});
+  entry.apply = [](const Intervention& given, InterventionSite& site, int64_t s,
+                   const at::Tensor& heads) {
+    for (at::Tensor* output : {&site.parts.external, &site.parts.internal, &site.parts.residual}) {
+      if (!output->defined()) continue;
+      const at::Tensor where = on(heads, *output);
+      (*output)[s].index_copy_(0, where, (*output)[s].index_select(0, where) * given.by);
+    }
+    return given.by != 1.0;
+  };
+  return entry;
+}
+
+InterventionEntry noise_entry() {
+  InterventionEntry entry = entry_of(
+      {"noise", "Gaussian noise is added to the heads' output", "", "noise,by=0.1,layers=3"},
+      {real_option("by", &Intervention::by, {0.0, 1e6, true},
+                   "standard deviation, in root mean squares of the head's output"),
+       whole_option("seed", &Intervention::seed, 0, "seed of the noise")});
+  entry.apply = [](const Intervention& given, InterventionSite& site, int64_t s,
+                   const at::Tensor& heads) {
+    AttentionParts& parts = site.parts;
+    const SequencePass& pass = site.context.sequences[static_cast<size_t>(s)];
+    // The same noise for the same head and step, whatever else is in the batch.
+    at::Tensor noise = at::empty({heads.numel(), parts.out.size(2), parts.out.size(3)}, at::kFloat);
+    for (int64_t i = 0; i < heads.numel(); ++i) {
+      uint64_t seed = given.seed ^ pass.prompt_hash;
+      for (const int64_t part :
+           {site.input.layer, heads[i].item<int64_t>(), pass.block, pass.step}) {
+        seed = seed * 0x9e3779b97f4a7c15ULL + static_cast<uint64_t>(part) + 1;
+      }
+      at::Generator generator = at::detail::createCPUGenerator(seed);
+      noise[i].normal_(0.0, 1.0, generator);
+    }
+    const at::Tensor where = on(heads, parts.out);
+    const at::Tensor out = parts.out[s].index_select(0, where).to(at::kFloat);
+    const at::Tensor size = out.square().mean({1, 2}, true).sqrt();
+    noise = noise.to(out.device()) * size * given.by;
+    // Each side gets all of the noise, because their weights in the merge add up to 1.
+    for (at::Tensor* output : {&parts.external, &parts.internal, &parts.residual}) {
+      if (!output->defined()) continue;
+      (*output)[s].index_copy_(0, where, (*output)[s].index_select(0, where) + noise);
+    }
+    return true;
+  };
+  return entry;
+}
+
+InterventionEntry freeze_external_entry() {
+  InterventionEntry entry = entry_of(
+      {"freeze_external", "from a step on, the heads keep that step's external pair",
+       "the reuse of FlashBlock, arXiv 2602.05305, section 4.2, without its rule",
+       "freeze_external,from=2,layers=3"},
+      {whole_option("from", &Intervention::from, 1, "step of a block whose pair is kept")});
+  entry.watch = [](const Intervention& given, InterventionSite& site, int64_t s) {
+    const SequencePass& pass = site.context.sequences[static_cast<size_t>(s)];
+    if (pass.step > given.from) return;
+    site.kept[{site.input.layer, pass.sequence}] = {pass.block, site.parts.external[s].clone(),
+                                                    site.parts.lse_external[s].clone()};
+  };
+  entry.apply = [](const Intervention& given, InterventionSite& site, int64_t s,
+                   const at::Tensor& heads) {
+    const SequencePass& pass = site.context.sequences[static_cast<size_t>(s)];
+    const auto found = site.kept.find({site.input.layer, pass.sequence});
+    if (pass.step <= given.from || pass.context_length == 0 || found == site.kept.end() ||
+        found->second.block != pass.block) {
+      return false;
+    }
+    AttentionParts& parts = site.parts;
+    const KeptPair& pair = found->second;
+    if (pair.external.sizes() != parts.external[s].sizes()) {
+      throw UsageError(
+          "intervene freeze_external: the passes of this run compute different rows of a block. "
+          "HINT: use a --cache that computes whole blocks");
+    }
+    const at::Tensor where = on(heads, parts.external);
+    parts.external[s].index_copy_(0, where, pair.external.index_select(0, where));
+    parts.lse_external[s].index_copy_(0, where, pair.lse.index_select(0, where));
+    return true;
+  };
+  return entry;
+}
+
+InterventionEntry hide_keys_entry() {
+  ChoiceOption<Intervention> region;
+  region.name = region.key = "region";
+  region.meaning = "what stands at the position";
+  region.range = word_range(std::vector<std::string>(kRegionNames.begin(), kRegionNames.end()));
+  region.set = [](Intervention& settings, const std::string& text) {
+    const std::vector<std::string> names(kRegionNames.begin(), kRegionNames.end());
+    settings.region = names.at(parse_word(text, names));
+  };
+  region.text = [](const Intervention& s) { return s.region; };
+  region.json = [](const Intervention& s) {
+    return s.region.empty() ? nlohmann::json() : nlohmann::json(s.region);
+  };
+  InterventionEntry entry = entry_of(
+      {"hide_keys", "the heads don't see some keys: one of positions, region, token, top and sinks",
+       "sinks: Rulli et al., Attention Sinks in Diffusion Language Models",
+       "hide_keys,region=first"},
+      {list_option("positions", &Intervention::positions, 0, "absolute positions"), region,
+       whole_option("token", &Intervention::token, 0, "token of the prompt, wherever it stands"),
+       whole_option("top", &Intervention::top, 1, "number of keys with the largest mean weight"),
+       real_option("sinks", &Intervention::sinks, {0.0, 1e6, true},
+                   "keys outside the block with more than this times the mean weight")});
+  entry.check = [](const Intervention& given) {
+    const int chosen = (given.positions.empty() ? 0 : 1) + (given.region.empty() ? 0 : 1) +
+                       (given.token ? 1 : 0) + (given.top ? 1 : 0) + (given.sinks ? 1 : 0);
+    if (chosen == 1) return;
+    throw UsageError(
+        fmt::format("expected one of positions, region, token, top and sinks, got {}. HINT: "
+                    "hide_keys,region=first",
+                    chosen == 0 ? "none" : "several"));
+  };
+  entry.apply = hide_keys;
+  return entry;
+}
+
+/// One option of an object in a file as the text of a choice.
+std::string option_of(const std::string& path, const std::string& name,
+                      const nlohmann::json& value) {
+  const auto number = [](const nlohmann::json& x) {
+    return x.is_number_float() ? real_text(x.get<double>()) : x.dump();
+  };
+  if (value.is_boolean()) return value.get<bool>() ? "," + name : "";
+  if (value.is_number()) return "," + name + "=" + number(value);
+  if (value.is_string()) return "," + name + "=" + value.get<std::string>();
+  if (value.is_array() && std::all_of(value.begin(), value.end(),
+                                      [](const auto& x) { return x.is_number_integer(); })) {
+    std::string list;
+    for (const nlohmann::json& x : value) list += (list.empty() ? "" : "+") + x.dump();
+    if (!list.empty()) return "," + name + "=" + list;
+  }
+  throw UsageError(fmt::format(
+      "{}: {}: expected a number, a text, true, or a list of whole numbers, got {}", path, name,
+      value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
+}
+
+std::vector<std::string> texts_of_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw UsageError(
+        fmt::format("--intervene: {}: can't be read. HINT: a file, or a text such as "
+                    "drop_head,layers=3,heads=0-2",
+                    path));
+  }
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
+  if (!list.is_array() || list.empty()) {
+    throw UsageError(fmt::format(
+        "{}: expected a JSON list of interventions, got {}. HINT: [{{\"what\": \"drop_head\", "
+        "\"layers\": [3]}}]",
+        path,
+        list.is_discarded() ? "no JSON"
+        : list.is_array()   ? "an empty one"
+                            : list.type_name()));
+  }
+  std::vector<std::string> texts;
+  for (const nlohmann::json& one : list) {
+    if (one.is_string()) {
+      texts.push_back(one.get<std::string>());
+      continue;
+    }
+    if (!one.is_object() || !one.contains("what") || !one.at("what").is_string()) {
+      throw UsageError(
+          fmt::format("{}: entry {}: expected a text, or an object with the member \"what\"", path,
+                      texts.size()));
+    }
+    std::string choice = one.at("what").get<std::string>();
+    for (const auto& [name, value] : one.items()) {
+      if (name != "what") choice += option_of(path, name, value);
+    }
+    texts.push_back(std::move(choice));
+  }
+  return texts;
+}
+
+}  // namespace
+
+const std::vector<InterventionEntry>& intervention_table() {
+  static const std::vector<InterventionEntry> table{
+      drop_external_entry(),   drop_internal_entry(), drop_head_entry(), hide_keys_entry(),
+      freeze_external_entry(), scale_entry(),         noise_entry()};
+  return table;
+}
+
+const InterventionEntry& intervention_entry(const Intervention& intervention) {
+  return entry_named(kInterveneKind, intervention_table(), intervention.what, intervention.what);
+}
+
+std::vector<Intervention> read_interventions(const std::vector<std::string>& texts) {
+  std::vector<Intervention> all;
+  for (const std::string& given : texts) {
+    const std::vector<std::string> choices =
+        given.ends_with(".json") ? texts_of_file(given) : std::vector<std::string>{given};
+    for (const std::string& text : choices) {
+      Intervention one;
+      const InterventionEntry& entry = read_choice(kInterveneKind, intervention_table(), text, one);
+      one.what = entry.name;
+      try {
+        entry.check(one);
+      } catch (const UsageError& error) {
+        refuse_choice(kInterveneKind, text, error.what());
+      }
+      all.push_back(std::move(one));
+    }
+  }
+  return all;
+}
+
+std::string intervention_text(const Intervention& intervention) {
+  return choice_text(intervention_entry(intervention), intervention);
+}
+
+}  // namespace blockscope
