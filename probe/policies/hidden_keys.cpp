@@ -91,7 +91,7 @@ bool hide_keys(const Intervention& given, InterventionSite& site, int64_t s,
   if (!by_weight) {
     hidden = hidden_for_all(given, pass, positions, internal);
     if (!hidden.any().item<bool>()) return false;
-    hidden = hidden.to(device).view({1, 1, -1});
+    hidden = hidden.to(device).unsqueeze(0).expand({heads.numel(), -1});
   }
   const at::Tensor where = on_device(heads, device);
   const int64_t group = input.q.size(1) / input.k.size(1);
@@ -117,9 +117,14 @@ bool hide_keys(const Intervention& given, InterventionSite& site, int64_t s,
     const at::Tensor weights = scores.softmax(-1).mean(1);
     hidden = hidden_by_weight(given, weights, external);
     if (!hidden.any().item<bool>()) return false;
-    hidden = hidden.unsqueeze(1);
   }
-  scores.masked_fill_(hidden, kHiddenScore);
+  at::Tensor& all = site.hidden[static_cast<size_t>(s)];
+  if (!all.defined()) {
+    all = at::zeros({input.q.size(1), external + internal}, hidden.options());
+  }
+  hidden = hidden.logical_or(all.index_select(0, where));
+  all.index_copy_(0, where, hidden);
+  scores.masked_fill_(hidden.unsqueeze(1), kHiddenScore);
   const at::Tensor values = both(site.external.value, input.v);
   AttentionParts& parts = site.parts;
   const auto put = [&](int64_t first, int64_t count, at::Tensor& output, at::Tensor& lse) {

@@ -39,11 +39,12 @@ class IntervenedPolicy final : public AttentionPolicy {
     AttentionParts parts = inner_->attend(input, external);
     at::Tensor changed = at::zeros({input.q.size(0), input.q.size(1)}, at::kBool);
     bool copied = false;
+    std::vector<at::Tensor> hidden(context_->sequences.size());
     for (size_t i = 0; i < interventions_.size(); ++i) {
       const Intervention& given = interventions_[i];
       if (!chosen(given.layers, input.layer)) continue;
       const InterventionEntry& entry = intervention_entry(given);
-      InterventionSite site{input, external, *context_, parts, kept_[i]};
+      InterventionSite site{input, external, *context_, parts, kept_[i], hidden};
       for (size_t s = 0; s < context_->sequences.size(); ++s) {
         const SequencePass& pass = context_->sequences[s];
         if (pass.kind != PassKind::denoise) continue;
@@ -103,6 +104,9 @@ std::unique_ptr<AttentionPolicy> with_interventions(std::unique_ptr<AttentionPol
                                                     std::vector<Intervention> interventions,
                                                     int64_t num_layers, int64_t num_heads) {
   if (interventions.empty()) return inner;
+  std::ranges::stable_partition(interventions, [](const Intervention& given) {
+    return intervention_entry(given).comes_first;
+  });
   for (const Intervention& given : interventions) {
     const auto check = [&](const char* what, const std::vector<int64_t>& list, int64_t count) {
       if (list.empty() || list.back() < count) return;

@@ -23,7 +23,7 @@ struct Intervention {
   std::vector<int64_t> layers, heads, steps, blocks;  // ascending; empty: all
   bool mean = false;                                  // drop_head
   int64_t from = 1;                                   // freeze_external: the step that is kept
-  double by = 0.0;                                    // scale: the factor; noise: relative size
+  std::optional<double> by;                           // scale: the factor; noise: relative size
   uint64_t seed = 0;                                  // noise
   std::vector<int64_t> positions;                     // hide_keys, and the next four
   std::string region;
@@ -48,6 +48,8 @@ struct InterventionSite {
   const PassContext& context;
   AttentionParts& parts;  // its parts may be changed in place; `out` is merged from them later
   KeptPairs& kept;        // of this intervention
+  std::vector<at::Tensor>& hidden;  // [S] of [H, N + T_in] bool: keys hidden so far at this layer,
+                                    // external ones first; undefined: none
 };
 
 struct InterventionEntry : Choice<Intervention> {
@@ -56,6 +58,8 @@ struct InterventionEntry : Choice<Intervention> {
       apply;
   /// Called for every denoising pass of a chosen layer, also at other steps and blocks.
   std::function<void(const Intervention&, InterventionSite&, int64_t s)> watch = nullptr;
+  /// It computes attention again, so it comes before interventions that change the result.
+  bool comes_first = false;
   /// Throws UsageError("expected ...") for options that contradict each other or are missing.
   std::function<void(const Intervention&)> check = [](const auto&) {};
 };
@@ -69,8 +73,9 @@ std::vector<Intervention> read_interventions(const std::vector<std::string>& tex
 /// The shortest text that gives this intervention.
 std::string intervention_text(const Intervention& intervention);
 
-/// Applies the interventions to what `inner` returns in denoising passes, one after the other.
-/// Commit passes stay as they are. Throws UsageError for layers or heads that the model lacks.
+/// Applies the interventions to what `inner` returns in denoising passes: those that come first,
+/// then the others in their order. Commit passes stay as they are. Throws UsageError for layers or
+/// heads that the model lacks.
 std::unique_ptr<AttentionPolicy> with_interventions(std::unique_ptr<AttentionPolicy> inner,
                                                     std::vector<Intervention> interventions,
                                                     int64_t num_layers, int64_t num_heads);

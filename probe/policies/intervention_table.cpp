@@ -124,6 +124,10 @@ InterventionEntry drop_head_entry() {
   return entry;
 }
 
+void check_size(const Intervention& given) {
+  if (!given.by) throw UsageError("by: expected a number, got none");
+}
+
 InterventionEntry scale_entry() {
   InterventionEntry entry = entry_of(
       {"scale", "the heads' output is multiplied by a factor", "", "scale,by=0.5,layers=3"},
@@ -133,10 +137,11 @@ InterventionEntry scale_entry() {
     for (at::Tensor* output : {&site.parts.external, &site.parts.internal, &site.parts.residual}) {
       if (!output->defined()) continue;
       const at::Tensor where = on(heads, *output);
-      (*output)[s].index_copy_(0, where, (*output)[s].index_select(0, where) * given.by);
+      (*output)[s].index_copy_(0, where, (*output)[s].index_select(0, where) * *given.by);
     }
-    return given.by != 1.0;
+    return *given.by != 1.0;
   };
+  entry.check = check_size;
   return entry;
 }
 
@@ -164,7 +169,7 @@ InterventionEntry noise_entry() {
     const at::Tensor where = on(heads, parts.out);
     const at::Tensor out = parts.out[s].index_select(0, where).to(at::kFloat);
     const at::Tensor size = out.square().mean({1, 2}, true).sqrt();
-    noise = noise.to(out.device()) * size * given.by;
+    noise = noise.to(out.device()) * size * *given.by;
     // Each side gets all of the noise, because their weights in the merge add up to 1.
     for (at::Tensor* output : {&parts.external, &parts.internal, &parts.residual}) {
       if (!output->defined()) continue;
@@ -172,6 +177,7 @@ InterventionEntry noise_entry() {
     }
     return true;
   };
+  entry.check = check_size;
   return entry;
 }
 
@@ -242,6 +248,7 @@ InterventionEntry hide_keys_entry() {
                     chosen == 0 ? "none" : "several"));
   };
   entry.apply = hide_keys;
+  entry.comes_first = true;
   return entry;
 }
 
