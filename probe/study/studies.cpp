@@ -69,6 +69,10 @@ const std::vector<StudyInfo>& all_studies() {
          prompt_defaults(options, {256, 512, 1024}, 2);
        },
        make_needle_study},
+      {"knockout", "Effect of taking away each head, its prefix, its changes, regions and sinks",
+       "Michel et al., arXiv 1905.10650, for the steps of a block-diffusion model",
+       with_prompts({}), [](StudyOptions& options) { prompt_defaults(options, {256}, 20); },
+       make_knockout_study},
       {"residual", "SparseD with and without the attention over unselected keys, by density",
        "FlashBlock, Tables 2 and 3", with_prompts({"--densities", "--exact-layers"}),
        [](StudyOptions& options) {

@@ -101,6 +101,7 @@ std::unique_ptr<Study> make_caches_study(const StudyInput& input);
 std::unique_ptr<Study> make_union_study(const StudyInput& input);
 std::unique_ptr<Study> make_stages_study(const StudyInput& input);
 std::unique_ptr<Study> make_estimators_study(const StudyInput& input);
+std::unique_ptr<Study> make_knockout_study(const StudyInput& input);
 std::unique_ptr<Study> make_needle_study(const StudyInput& input);
 std::unique_ptr<Study> make_residual_study(const StudyInput& input);
 std::unique_ptr<Study> make_tau_study(const StudyInput& input);
