@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "analysis/calibration/calibration.h"
+#include "analysis/calibration/effect_order.h"
 #include "cli/commands.h"
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
@@ -35,6 +36,7 @@ struct CalibrateFlags {
   std::string output;
   CalibrationRequest request;
   std::string granularity = "head";
+  std::string effects;  // --by-effect
   CalibrationOptions options;
   bool force = false;
   bool json = false;
@@ -62,7 +64,7 @@ void print_sample(const CalibrationSums& sums) {
 }
 
 void print_layers(const CalibrationSums& sums, const Calibration& chosen) {
-  fmt::print("\nsimilarity of A_out between adjacent steps (mean cosine)\n");
+  fmt::print("\n{}\n", sums.statistic);
   fmt::print("{:>6} {:>9} {:>9} {:>9} {:>9} {:>12} {:>8}\n", "layer", "mean", "least", "most",
              "least p5", "largest SE", "reuse");
   for (std::size_t layer = 0; layer < sums.similarity.size(); ++layer) {
@@ -79,8 +81,9 @@ void print_layers(const CalibrationSums& sums, const Calibration& chosen) {
       error = std::fmax(error, sums.standard_error[layer][head]);
     }
     if (heads == 0) continue;  // not recorded
-    fmt::print("{:>6} {:>9.4f} {:>9.4f} {:>9.4f} {:>9.4f} {:>12} {:>4}/{:<3}\n", layer,
-               sum / static_cast<double>(heads), least, most, p5, error_text(error),
+    fmt::print("{:>6} {:>9.4f} {:>9.4f} {:>9.4f} {:>9} {:>12} {:>4}/{:<3}\n", layer,
+               sum / static_cast<double>(heads), least, most,
+               p5 > 1.0 ? "-" : fmt::format("{:.4f}", p5), error_text(error),
                std::count(chosen.reuse[layer].begin(), chosen.reuse[layer].end(), true),
                chosen.reuse[layer].size());
   }
@@ -162,9 +165,11 @@ void calibrate(CalibrateFlags flags) {
   const InterruptGuard guard;  // before the first output: a signal must not leave a partial one
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
+  files.reads(flags.effects);
   TextOutput output(files, flags.output, flags.force);
   if (flags.json && output.is_standard_output()) files.reserve_standard_output();
-  const CalibrationSums sums = accumulate(flags);
+  CalibrationSums sums = accumulate(flags);
+  if (!flags.effects.empty()) order_by_effect(flags.effects, sums);
   const Calibration chosen = choose(sums, flags.request);
   const ReuseFile file = to_reuse_file(sums, chosen);
   InterruptGuard::check();
@@ -227,6 +232,9 @@ void add_calibrate_command(CLI::App& app) {
       ->add_option("--granularity", flags->granularity,
                    "Decide for each query head (head) or for whole KV heads (kv-group)")
       ->capture_default_str();
+  command->add_option("--by-effect", flags->effects,
+                      "Order heads by the effect of freezing them, from this knockout.csv of "
+                      "`study knockout`, instead of by similarity");
   command->add_flag("--from-summary", flags->options.from_summary,
                     "Read the recorder's summaries even where the trace has the arrays");
   add_threads_option(*command, flags->options.pass.threads);

@@ -54,7 +54,10 @@ struct CalibrationSums {
   HeadMatrix<std::int64_t> count;                                         ///< step pairs
 
   std::vector<ReuseTrace> traces;
-  std::string computed_from;                     ///< datasets
+  /// What `similarity` is a mean of, or else holds.
+  std::string statistic = "mean cosine of exact A_out between adjacent denoising steps";
+  bool ranked = false;        ///< `similarity` holds ranks, without standard errors
+  std::string computed_from;  ///< datasets
   std::map<std::string, std::int64_t> left_out;  ///< terms by reason, as in MetricResult
 
   /// Throws UsageError if this tau was not accumulated.

@@ -94,7 +94,8 @@ SampleTrust trust_of(const CalibrationSums& sums, double gamma, const std::vecto
         return std::cmp_equal(pin.layer, layer) && std::cmp_equal(pin.head, head);
       });
       // `!(a >= b)` is also true for a single pair, which has no standard error.
-      if (!pinned && !(std::fabs(similarity - gamma) >= 2.0 * error)) ++trust.undecided;
+      if (!pinned && !sums.ranked && !(std::fabs(similarity - gamma) >= 2.0 * error))
+        ++trust.undecided;
     }
   }
   return trust;
@@ -184,7 +185,7 @@ ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibrat
   file.gamma = calibration.gamma;
   file.tau = calibration.tau;
   file.granularity = calibration.granularity;
-  file.statistic = "mean cosine of exact A_out between adjacent denoising steps";
+  file.statistic = sums.statistic;
   file.computed_from = sums.computed_from;
   file.traces = sums.traces;
   file.similarity = sums.similarity;

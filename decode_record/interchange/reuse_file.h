@@ -107,7 +107,7 @@ struct ReuseFile {
   std::optional<double> gamma;      ///< in [-1, 1]; reuse iff similarity > gamma (strict)
   std::optional<std::int64_t> tau;  ///< tau of the prediction: reuse iff M < tau
   ReuseGranularity granularity = ReuseGranularity::head;
-  std::string statistic;      ///< what `similarity` is a mean of
+  std::string statistic;      ///< what `similarity` is a mean of, or that it holds ranks
   std::string computed_from;  ///< dataset of the trace
   std::vector<ReuseTrace> traces;
   HeadMatrix<double> similarity;          ///< mean, in [-1, 1]
@@ -118,6 +118,10 @@ struct ReuseFile {
   std::optional<ReusePrediction> predicted;
   std::vector<ReuseCurve> curves;  ///< by rising tau
 };
+
+/// `statistic` of files whose `similarity` ranks heads by measured effect, from 1 for the least.
+inline constexpr std::string_view kEffectRank =
+    "rank of the KL of the predictions when the head's external pair is frozen; 1: least";
 
 /// The mask for a gamma: a head reuses if its similarity is strictly greater, never for NaN. Then
 /// the pins are applied. `kv_heads` is only used for kv_group.

@@ -69,7 +69,7 @@ PolicyOptions policy_of(std::string text, const std::vector<std::string>& interv
 
 /// Refuses options of policies: a drafted run has no policy.
 void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
-  for (const char* option : {"--policy", "--intervene", "--against", "--sweep", "--taus",
+  for (const char* option : {"--policy", "--intervene", "--against", "--sweep", "--also", "--taus",
                              "--gammas", "--csv", "--figures"}) {
     refuse_idle_beside(command, option, "--draft");
   }
@@ -85,6 +85,7 @@ void check_flags(const CLI::App& command, VerifyFlags& flags) {
   flags.setting.policy = policy_of(flags.policy, flags.interventions);
   refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
+  refuse_idle(command, "--also", flags.setting.sweep, "--sweep");
   check_decoding_flags(command, flags.decoding);
   check_prompt_flags(command, flags.prompts);
   check_setting_flags(flags.setting);
@@ -123,6 +124,7 @@ VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
   CommandFiles files;
   files.reads(flags.setting.policy.reuse_file);
   files.reads(flags.reference.reuse_file);
+  files.reads(flags.setting.also);
   files.reads(flags.prompts.file);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
   files.reads_checkpoint(model_folder.string());
@@ -294,6 +296,8 @@ void add_verify_command(CLI::App& app, const Environment& environment,
       ->option_text("POLICY");
   command->add_flag("--sweep", flags->setting.sweep,
                     "Also measure every tau with every gamma, masks from the file's similarities");
+  command->add_option("--also", flags->setting.also,
+                      "Also sweep the masks of this calibration file, such as one by effect");
   command->add_option("--taus", flags->setting.taus, "Sweep these values of tau")
       ->delimiter(',')
       ->check(whole_number(1))

@@ -228,19 +228,20 @@ Figure KnockoutStudy::map_of(const HeadKnockout& of_head, const std::vector<Tota
     kl.values.push_back(totals[i].kl.mean());
     kl.terms.push_back(totals[i].positions);
   }
+  // Cells show two decimals, so small effects get a smaller unit.
   const double largest = range_of(kl).greatest;
-  const bool small = largest < 0.5;  // cells show two decimals
-  if (small) {
-    for (double& value : kl.values) value *= 1000.0;
-  }
+  int exponent = 0;
+  while (largest > 0.0 && largest * std::pow(10.0, exponent) < 0.5 && exponent < 12) exponent += 3;
+  const double factor = std::pow(10.0, exponent);
+  for (double& value : kl.values) value *= factor;
   return head_map(
              kl,
              {.name = fmt::format("knockout-{}", of_head.name),
               .title = fmt::format("KL of the predictions if {}", of_head.title),
               .caption = "Mean KL(exact || changed) of a masked position under replay, for one "
                          "head at a time{}.",
-              .value = small ? "KL (0.001 nats)" : "KL (nats)",
-              .upper = round_up_to(small ? 1000.0 * largest : largest)},
+              .value = exponent == 0 ? "KL (nats)" : fmt::format("KL (1e-{} nats)", exponent),
+              .upper = round_up_to(factor * largest)},
              "")
       .value()
       .figure;

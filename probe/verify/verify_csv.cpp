@@ -47,6 +47,9 @@ CsvRow csv_row(const std::string& kind, const PolicyResult& result, const Settin
       {"setting", kind},
       {"tau", reuse ? fmt::format("{}", reuse->tau) : ""},
       {"gamma", reuse ? real(reuse->gamma) : ""},
+      {"order", !reuse             ? ""
+                : reuse->by_effect ? "effect"
+                                   : "similarity"},
       {"heads", reuse ? fmt::format("{}", reuse->heads()) : ""},
       {"n", fmt::format("{}", scores.count)},
       {"accuracy", if_scored(scores.mean_a, scores.mean_b)},

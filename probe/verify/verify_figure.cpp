@@ -20,7 +20,8 @@ struct Curve {
   std::vector<const SettingResult*> points;
 };
 
-/// One curve per tau of a sweep, without the file's own setting. Without a sweep: the policy alone.
+/// One curve per tau and order of the heads in a sweep, without the file's own setting. Without a
+/// sweep: the policy alone.
 std::vector<Curve> curves_of(const VerifyResult& result) {
   const PolicySetting& own = result.settings.front().setting;
   if (result.settings.size() == 1) {
@@ -28,16 +29,19 @@ std::vector<Curve> curves_of(const VerifyResult& result) {
         own.reuse.has_value() ? fmt::format("'τ = {}'", own.reuse->tau) : gnuplot_text(own.label);
     return {{"policy.tsv", title, {&result.settings.front()}}};
   }
-  std::map<int64_t, std::vector<const SettingResult*>> by_tau;
+  std::map<std::pair<int64_t, bool>, std::vector<const SettingResult*>> by_tau;
   for (size_t i = 1; i < result.settings.size(); ++i) {
-    by_tau[result.settings[i].setting.reuse->tau].push_back(&result.settings[i]);
+    const ReuseSetting& reuse = *result.settings[i].setting.reuse;
+    by_tau[{reuse.tau, reuse.by_effect}].push_back(&result.settings[i]);
   }
   std::vector<Curve> curves;
-  for (auto& [tau, points] : by_tau) {
+  for (auto& [key, points] : by_tau) {
+    const auto& [tau, by_effect] = key;
     std::stable_sort(points.begin(), points.end(), [](const auto* a, const auto* b) {
       return a->run.reads.saving() < b->run.reads.saving();
     });
-    curves.push_back({fmt::format("tau{}.tsv", tau), fmt::format("'τ = {}'", tau), points});
+    curves.push_back({fmt::format("tau{}{}.tsv", tau, by_effect ? "-effect" : ""),
+                      fmt::format("'τ = {}{}'", tau, by_effect ? ", by effect" : ""), points});
   }
   return curves;
 }

@@ -105,6 +105,7 @@ void add_setting(const PolicySetting& setting, Json& json) {
   if (!setting.reuse.has_value()) return;
   json["tau"] = setting.reuse->tau;
   json["gamma"] = or_null(setting.reuse->gamma);
+  json["order"] = setting.reuse->by_effect ? "effect" : "similarity";
   json["reuse"] = setting.reuse->reuse;
   json["file_predicts_saving"] = or_null(setting.reuse->file_predicts);
   json["file_predicts_error_where_reused"] = or_null(setting.reuse->file_error);

@@ -285,14 +285,14 @@ std::string sweep_text(const VerifyResult& result) {
   if (result.settings.size() < 2) return "";
   std::string text =
       "\nSweep: prefix bytes not read and attention time are free-running medians, KL is under "
-      "replay\n tau  gamma  heads  accuracy  tokens equal   KL (nats)   predicted  replayed  "
+      "replay\n tau         gamma  heads  accuracy  tokens equal   KL (nats)   predicted  replayed  "
       "free-running  attention ms/pass\n";
   const auto add = [&](const std::string& tau, const std::string& gamma, const std::string& heads,
                        const std::string& score, const std::string& equal, const std::string& kl,
                        const std::string& predicted, const std::string& replayed,
                        const std::string& free, double milliseconds) {
     fmt::format_to(std::back_inserter(text),
-                   "{:>4} {:>6} {:>6}  {:>8}  {:>12}  {:>10}  {:>10}  {:>8}  {:>12}  {:>17.3f}\n",
+                   "{:>4} {:>13} {:>6}  {:>8}  {:>12}  {:>10}  {:>10}  {:>8}  {:>12}  {:>17.3f}\n",
                    tau, gamma, heads, score, equal, kl, predicted, replayed, free, milliseconds);
   };
   const PairedScores& any = result.settings.front().scores;
@@ -301,7 +301,8 @@ std::string sweep_text(const VerifyResult& result) {
   for (size_t i = 1; i < result.settings.size(); ++i) {
     const SettingResult& row = result.settings[i];
     const ReuseSetting& reuse = *row.setting.reuse;  // every setting of a sweep has one
-    add(fmt::format("{}", reuse.tau), fmt::format("{:g}", reuse.gamma.value_or(0.0)),
+    add(fmt::format("{}", reuse.tau),
+        fmt::format("{}{:g}", reuse.by_effect ? "effect " : "", reuse.gamma.value_or(0.0)),
         fmt::format("{}", reuse.heads()), accuracy(row.scores, row.scores.mean_b),
         percent(row.agreement.share_equal()), fmt::format("{:.2e}", row.fidelity.kl.mean),
         percent(row.predicted->saving()), percent(row.fidelity.reads.saving()),

@@ -21,6 +21,7 @@ struct ReuseSetting {
   ReuseMask reuse;                      // [L][H]
   std::optional<double> file_predicts;  // predicted by the file: saving of prefix bytes
   std::optional<double> file_error;     // predicted by the file: relative L2 where reused
+  bool by_effect = false;               // the file ranks heads by effect, not by similarity
 
   int64_t heads() const;  // number of heads that may reuse, over all layers
 };

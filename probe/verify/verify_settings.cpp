@@ -34,6 +34,7 @@ void take_prediction(const ReusePoint* point, ReuseSetting& setting) {
 
 ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
   ReuseSetting setting;
+  setting.by_effect = file.statistic == kEffectRank;
   setting.tau = reuse_tau(flags.policy.tau, file.tau);
   setting.gamma = file.gamma;
   setting.reuse = file.reuse;
@@ -93,8 +94,10 @@ PolicySetting flashblock_setting(PolicyOptions policy, ReuseSetting reuse, bool 
   setting.label = policy_text(policy);
   if (of_sweep) {
     policy.reuse_file.clear();  // the mask is not the file's
-    setting.label = fmt::format("{} (gamma {:g})", policy_text(policy), *reuse.gamma);
+    setting.label = fmt::format("{} (gamma {:g}{})", policy_text(policy), *reuse.gamma,
+                                reuse.by_effect ? ", by effect" : "");
     json["gamma"] = *reuse.gamma;
+    if (reuse.by_effect) json["order"] = "effect";
   }
   setting.settings = json.dump();
   setting.policy = std::move(policy);
@@ -123,7 +126,16 @@ std::vector<PolicySetting> policy_settings(const SettingFlags& flags, const Load
     file = read_reuse_file(flags.policy.reuse_file, reuse_model(model));
   }
   std::vector<PolicySetting> settings;
-  for (ReuseSetting& reuse : reuse_settings(flags, file, config.num_kv_heads)) {
+  std::vector<ReuseSetting> all = reuse_settings(flags, file, config.num_kv_heads);
+  if (!flags.also.empty()) {
+    SettingFlags other = flags;
+    other.policy.reuse_file = flags.also;
+    const ReuseFile second = read_reuse_file(flags.also, reuse_model(model));
+    for (ReuseSetting& reuse : reuse_settings(other, second, config.num_kv_heads, false)) {
+      all.push_back(std::move(reuse));
+    }
+  }
+  for (ReuseSetting& reuse : all) {
     settings.push_back(flashblock_setting(flags.policy, std::move(reuse), !settings.empty(),
                                           nlohmann::json::parse(json)));
   }
@@ -162,8 +174,9 @@ void check_setting_flags(const SettingFlags& flags) {
 }
 
 std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseFile& file,
-                                         int64_t num_kv_heads) {
-  std::vector<ReuseSetting> settings{own_setting(flags, file)};
+                                         int64_t num_kv_heads, bool own) {
+  std::vector<ReuseSetting> settings;
+  if (own) settings.push_back(own_setting(flags, file));
   if (!flags.sweep) return settings;
   if (file.similarity.empty()) {
     throw CalibrationError(
@@ -177,6 +190,7 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
     for (const double gamma : gammas) {
       ReuseSetting setting;
       setting.tau = tau;
+      setting.by_effect = file.statistic == kEffectRank;
       setting.gamma = gamma;
       setting.reuse = reuse_mask(file.similarity, gamma, file.granularity, num_kv_heads, file.pins);
       take_prediction(point_of(file, setting), setting);

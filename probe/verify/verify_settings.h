@@ -18,6 +18,7 @@ struct SettingFlags {
   PolicyOptions policy;
   bool sweep = false;
   std::vector<int64_t> taus{1, 2, 3, 4};
+  std::string also;            // calibration file: the sweep has its masks, too
   std::vector<double> gammas;  // empty: from the file's curve, evenly spaced in predicted saving
 };
 
@@ -37,9 +38,10 @@ std::unique_ptr<AttentionPolicy> make_policy(const PolicySetting& setting,
 
 /// FlashBlock's settings from a calibration file. The file's own mask comes first. With `sweep`,
 /// every tau with every gamma follows; their masks are made from the file's similarities by its
-/// granularity and pins. Throws CalibrationError if a sweep needs similarities that the file lacks,
-/// or must choose the gammas and the file predicts no saving.
+/// granularity and pins. `own`: whether the file's own mask is wanted. Throws CalibrationError if a
+/// sweep needs similarities that the file lacks, or must choose the gammas and the file predicts no
+/// saving.
 std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseFile& file,
-                                         int64_t num_kv_heads);
+                                         int64_t num_kv_heads, bool own = true);
 
 }  // namespace blockscope
