@@ -52,6 +52,8 @@ TraceMeta meta_of(const nb::dict& from) {
                             : SetNormaliser::prefix_and_block;
   meta.array_type =
       entry<std::string>(from, "array_type") == "f32" ? ArrayType::f32 : ArrayType::bf16;
+  meta.regions = entry<std::vector<std::string>>(from, "regions");
+  meta.distance_bins = entry<std::int64_t>(from, "distance_bins");
   meta.model_json = to_string(entry<nb::bytes>(from, "model_json"));
   meta.run_json = to_string(entry<nb::bytes>(from, "run_json"));
   meta.pieces = to_strings(entry<std::vector<nb::bytes>>(from, "pieces"));
@@ -291,6 +293,10 @@ void bind_record(nb::module_& module) {
       .def("committed", &WriterHandle::committed)
       .def("bytes_appended", &WriterHandle::bytes_appended);
   module.attr("reuse_taus") = nb::cast(std::vector<double>(kReuseTaus.begin(), kReuseTaus.end()));
+  module.attr("region_names") =
+      nb::cast(std::vector<std::string>(kRegionNames.begin(), kRegionNames.end()));
+  module.attr("first_positions") = kFirstPositions;
+  module.attr("distance_bins") = kDistanceBins;
   module.def("reuses_external", &reuses_external, nb::arg("step"), nb::arg("changed"),
              nb::arg("tau"));
   module.def(

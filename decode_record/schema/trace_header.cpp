@@ -41,7 +41,7 @@ constexpr std::array<IntField, 2> kRouterInts{{{"experts_per_token", &TraceMeta:
 
 // Likewise, only with /spread: the names of its regions with commas between them, and bins.
 constexpr const char* kRegions = "regions";
-constexpr const char* kDistanceBins = "distance_bins";
+constexpr const char* kBinsAttribute = "distance_bins";
 
 // Likewise, only if they are true.
 struct Mark {
@@ -293,7 +293,7 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
   }
   if (!meta.regions.empty()) {
     h5::write_attribute(file, "/", kRegions, fmt::format("{}", fmt::join(meta.regions, ",")));
-    h5::write_attribute(file, "/", kDistanceBins, meta.distance_bins);
+    h5::write_attribute(file, "/", kBinsAttribute, meta.distance_bins);
   }
   for (const Mark& mark : kMarks) {
     if (meta.*mark.member) h5::write_attribute(file, "/", mark.name, std::int64_t{1});
@@ -373,7 +373,7 @@ TraceMeta read_header(const h5::File& file) {
   // Traces from before /spread have no regions.
   if (const auto names = h5::read_string_attribute(file, "/", kRegions)) {
     meta.regions = split_at_commas(*names);
-    meta.distance_bins = required_int(file, "/", kDistanceBins);
+    meta.distance_bins = required_int(file, "/", kBinsAttribute);
   }
   for (const Mark& mark : kMarks) {
     meta.*mark.member = h5::read_int_attribute(file, "/", mark.name).value_or(0) != 0;
@@ -434,7 +434,7 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
   differs("shadow", file.has_shadow, wanted.has_shadow);
   differs(kRegions, fmt::format("{}", fmt::join(file.regions, ",")),
           fmt::format("{}", fmt::join(wanted.regions, ",")));
-  differs(kDistanceBins, file.distance_bins, wanted.distance_bins);
+  differs(kBinsAttribute, file.distance_bins, wanted.distance_bins);
   differs("bidirectional", file.bidirectional, wanted.bidirectional);
   for (const Mark& mark : kMarks) {
     differs(mark.name, file.*mark.member, wanted.*mark.member);

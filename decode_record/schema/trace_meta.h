@@ -17,8 +17,10 @@ namespace blockscope {
 /// The most positions of a prompt, or after a prompt. No model comes near.
 inline constexpr std::int64_t kLargestLength = std::int64_t{1} << 24;
 
-/// Distances of 2^23 and more, which no prefix has, would need more bins.
-inline constexpr std::int64_t kMostDistanceBins = 24;
+/// Powers of two on each side of a block in new traces, whatever the model, so that traces can be
+/// compared. The last bin also takes what is farther.
+inline constexpr std::int64_t kDistanceBins = 20;
+inline constexpr std::int64_t kMostDistanceBins = 24;  ///< in any trace
 
 /// The regions of keys that every recorder knows, in their order: the first kFirstPositions of a
 /// sequence, the rest of the prompt (more names if its parts are known), answer blocks before this

@@ -76,7 +76,6 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
       const float weight = *range++;
       if (begin == end) continue;
       const bool after = begin >= before;
-      // The last bin takes what is farther than the model's positions.
       const int64_t bin = std::min(distance_bin(after ? begin - before + 1 : before - end + 1),
                                    meta.distance_bins - 1);
       const int64_t place = after ? meta.distance_bins + bin : meta.distance_bins - 1 - bin;

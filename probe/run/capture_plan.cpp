@@ -276,9 +276,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
     meta.selected_size = policy.selected_size(longest);
     meta.has_residual = policy.keeps_residual();
     meta.regions.assign(kRegionNames.begin(), kRegionNames.end());
-    // By the model, not by the prompts: traces of one model can be merged and compared.
-    meta.distance_bins =
-        std::min(distance_bin(largest_position_count(config)) + 1, kMostDistanceBins);
+    meta.distance_bins = kDistanceBins;
   }
   meta.model_json = model.model_json();
   options.filter = {index_filter(flags.steps, "--steps", 1),

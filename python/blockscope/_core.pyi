@@ -43,6 +43,9 @@ class TraceWriter:
     def bytes_appended(self) -> int: ...
 
 reuse_taus: list[float]
+region_names: list[str]
+first_positions: int
+distance_bins: int
 
 def reuses_external(step: int, changed: int, tau: float) -> bool: ...
 def check_trace_target(path: bytes, force: bool) -> None: ...

@@ -5,6 +5,7 @@ import os
 import attention_math as am
 import h5py
 import numpy as np
+import recording_reference as reference
 
 BINARY = os.environ["BLOCKSCOPE_BINARY"]
 PROMPT = [int(x) for x in np.random.default_rng(3).integers(0, 900, 75)]
@@ -80,6 +81,8 @@ def check_rows(path, calls, layers, change, where=lambda rows, keys: (keys - SIZ
     with h5py.File(path) as file:
         kinds, numbers = file["/steps/kind"][:rows_of(file)], file["/steps/pass"][:rows_of(file)]
         assert (kinds == 1).sum() >= 3
+        prompt, bins = int(file["/sequences/prompt_length"][0]), int(file.attrs["distance_bins"])
+        both_sides = bool(file["/model"].attrs.get("bidirectional", 0))
         for row in np.flatnonzero(kinds == 1):
             for layer in range(layers):
                 q, k, v = calls[numbers[row] * layers + layer]
@@ -91,3 +94,13 @@ def check_rows(path, calls, layers, change, where=lambda rows, keys: (keys - SIZ
                                  lambda scores, head: change(scores, head, rows[:, None], keys, q.shape[1]))
                 for name, value in zip(("external", "lse_external", "internal", "lse_internal"), expected):
                     check_array(name, file["/attention/" + name][row, layer], value, tolerance)
+                scores = am.scores_of(q[:, rows], k, q.shape[-1] ** -0.5)
+                scores = np.stack([change(one, head, rows[:, None], keys, q.shape[1]) for head, one in enumerate(scores)])
+                start = int(file["/steps/block_start"][row])
+                spread = reference.spread(scores, keys + start - begin, start, SIZE, prompt, [True] * SIZE, bins,
+                                          both_sides)
+                for name, value in spread.items():
+                    got = file["/spread/" + name][row, layer]
+                    if name == "region":  # which of the block's tokens are masks isn't known here
+                        got = np.concatenate([got[:, :3], 0 * got[:, :1], got[:, 3:4] + got[:, 4:5], got[:, 5:]], 1)
+                    check_array("/spread/" + name, got, value, tolerance)

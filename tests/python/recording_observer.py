@@ -243,6 +243,10 @@ def compare(path, observer, final, *, size, mask, kv_heads, layers, bidirectiona
                     largest.check("/summary/hidden_gap", file["/summary/hidden_gap"][row],
                                   np.full(layers, np.nan) if len(history) == 1 else gap, 10 * allowed)
                     check_arrays(file, row, history, changed, largest, set_size, allowed)
+                    masked = [token == mask for token in block]
+                    for name, values in history[-1].spread(prompt, masked, int(file.attrs["distance_bins"]),
+                                                           bidirectional).items():
+                        largest.check("/spread/" + name, file["/spread/" + name][row], values, allowed)
                     check_predictions(file, row, one, sequence, size, shift, largest)
                     last, before_it = one.block_start, block
                 if bidirectional:

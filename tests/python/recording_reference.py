@@ -31,6 +31,15 @@ class Step:
         self.external, self.internal = parts["external"], parts["internal"]
         self.lse_external, self.lse_internal = lses["external"], lses["internal"]
 
+    def spread(self, prompt, masked, bins, both_sides):
+        """{name: [L, H, ...]}"""
+        layers = []
+        for q, k, outside, first in zip(self.q, self.k, self.outside, self.first):
+            start, size = first + int(np.argmin(outside)), int((~outside).sum())
+            layers.append(spread(am.scores_of(q, k, self.scale), first + np.arange(len(outside)), start, size, prompt,
+                                 masked, bins, both_sides))
+        return {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
+
     def sets(self, size):
         """-> index, probability [L, K, k], union [L, K]"""
         layers = len(self.q)
@@ -52,6 +61,38 @@ class Step:
             probability[layer, :, :kept] = np.take_along_axis(mean, best, -1)
             union[layer] = [len(set(own.ravel().tolist())) for own in am.best(tokens, kept)]
         return index, probability, union
+
+
+def spread(scores, positions, start, size, prompt, masked, bins, both_sides):
+    """/spread of a layer from scores [H, B, N] of the keys at positions [N] and the block [start, start + size). Rows of
+    NaN don't count. masked [size]: the block's masks. bins: on each side of the block."""
+    heads, end = len(scores), start + size
+    rows = np.flatnonzero(~np.isnan(scores).any((0, 2)))
+    inside = (positions >= start) & (positions < end)
+    shapes = {"entropy": 3, "largest": 3, "distance": bins * (2 if both_sides else 1), "offset": 2 * size - 1, "region": 6}
+    if not len(rows):
+        return {name: np.full((heads, count), np.nan) for name, count in shapes.items()}
+    found = {name: np.zeros((heads, count)) for name, count in shapes.items()}
+    for side, part in enumerate((~inside, inside, inside | True)):
+        chosen = scores[:, rows][..., part]
+        lse = np.logaddexp.reduce(chosen, -1)
+        weights = np.exp(chosen - np.where(lse == -np.inf, 0, lse)[..., None])
+        logs = np.log(np.where(weights > 0, weights, 1))
+        found["entropy"][:, side] = -(weights * logs).sum(-1).mean(1)
+        found["largest"][:, side] = weights.max(-1, initial=0).mean(1)
+    for key, position in enumerate(positions):
+        weight = weights[..., key].mean(1)
+        if inside[key]:
+            region = 4 if masked[position - start] else 3
+            for i, row in enumerate(rows):
+                found["offset"][:, position - start - row + size - 1] += weights[:, i, key] / len(rows)
+        else:
+            after = position >= end
+            power = min(int(position - end + 1 if after else start - position).bit_length() - 1, bins - 1)
+            found["distance"][:, bins + power if after else bins - 1 - power] += weight
+            region = 5 if after else 0 if position < 4 else 1 if position < prompt else 2
+        found["region"][:, region] += weight
+    return found
 
 
 def mean_of_rows(x, axis=-1):

@@ -185,8 +185,8 @@ def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache, normali
         run.end_sequence(recorded)
     assert torch.equal(plain, recorded)
     done = subprocess.run(
-        [BINARY, "capture", str(models.MODELS / name), "--replay", str(mine), "--dtype", "float32", "--block-length",
-         str(size), "--cache", cache, "--record", "outputs", "--array-type", "f32", "--set-normaliser", normaliser, "-o",
+        [BINARY, "capture", str(models.MODELS / name), "--replay", str(mine), "--predictions", "all", "--dtype",
+         "float32", "--block-length", str(size), "--cache", cache, "--record", "outputs", "--array-type", "f32", "--set-normaliser", normaliser, "-o",
          str(theirs)],
         capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

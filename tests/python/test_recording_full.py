@@ -18,7 +18,8 @@ from recording_checks import BINARY, PROMPT, check_array, compare_with_capture, 
 
 def capture(name, path, theirs, cache, *options):
     done = subprocess.run(
-        [BINARY, "capture", str(models.MODELS / name), "--replay", str(path), "--dtype", "float32", "--block-length",
+        [BINARY, "capture", str(models.MODELS / name), "--replay", str(path), "--predictions", "all", "--dtype",
+         "float32", "--block-length",
          "16", "--cache", cache, "-o", str(theirs), *map(str, options)],
         capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

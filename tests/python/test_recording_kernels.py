@@ -61,7 +61,8 @@ def test_every_way_gives_what_capture_gives(tmp_path, monkeypatch, kind):
     # Each layer is checked once against the model's own attention before the recording replaces it.
     own = (passes - denoising + 1) * layers if kind == "replace" else passes * layers
     assert beneath.calls == own and denoising > 4
-    subprocess.run([BINARY, "capture", models.MODELS / "needle", "--replay", mine, "--cache", "commit", "--dtype",
+    subprocess.run([BINARY, "capture", models.MODELS / "needle", "--replay", mine, "--cache", "commit", "--predictions",
+                    "all", "--dtype",
                     "float32", "--block-length", "16", "--record", "outputs", "--array-type", "f32", "-o", theirs],
                    check=True, capture_output=True)
     compare_with_capture(mine, theirs)

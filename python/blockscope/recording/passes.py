@@ -17,9 +17,9 @@ from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .settings import Settings
 from .shapes import LayerShapes, unpacked
-from .split import LayerAttention, Part, Sets, split_attention
+from .split import LayerAttention, Part, Sets, Spread, split_attention
 from .steps import Kind, Pass, PassInput
-from .torch_operators import scaled_scores
+from .torch_operators import scaled_scores, weight_spread
 from .trails import Lost
 
 
@@ -97,7 +97,8 @@ class RunningPass:
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
-            external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2))
+            external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2),
+            self._spread(q, k, call, ranges, biases, rows, chosen))
 
     def state(self, layer: int) -> None:
         """The loop is about to state this layer's attention, so earlier observations of it no longer count."""
@@ -126,7 +127,8 @@ class RunningPass:
             return None
         out, external, internal, sets = self._attend(call.q, k, v, call, ranges, biases, rows)
         self.attention[self.layer] = LayerAttention(
-            external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2))
+            external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2),
+            self._spread(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
         return out
 
     def _refuse_scattered(self, rows: BlockRows, where: str) -> None:
@@ -189,8 +191,11 @@ class RunningPass:
         sets = None if like.sets is None else Sets(
             torch.full_like(like.sets.index, -1), torch.full_like(like.sets.probability, math.nan),
             torch.full_like(like.sets.union_size, -1))
+        spread = None if like.spread is None else Spread(
+            *(torch.full_like(x, math.nan) for x in (like.spread.entropy, like.spread.largest, like.spread.external,
+                                                     like.spread.internal, like.spread.offset)), like.spread.positions)
         return LayerAttention(part(like.external), part(like.internal), torch.full_like(like.query, math.nan), sets,
-                              like.key, like.value)
+                              like.key, like.value, spread)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
                 biases: Biases, rows: BlockRows) -> tuple[torch.Tensor, Part, Part, Sets | None]:
@@ -206,6 +211,15 @@ class RunningPass:
                 sets.token_index = torch.where(sets.token_index >= 0, sets.token_index + ranges.offset,
                                                sets.token_index)
         return out, external, internal, sets
+
+    def _spread(self, q: torch.Tensor, k: torch.Tensor, call: AttentionCall, ranges: KeyRanges, biases: Biases,
+                rows: BlockRows, chosen: HeadChoice) -> Spread | None:
+        if not self.settings.at_least("summary"):
+            return None
+        values = weight_spread(q.detach(), ranges.of(k, 2).detach(), ranges.inside(k, 2).detach(), call.scale,
+                               call.softcap, biases.external, biases.internal, rows.there)
+        positions = tuple((begin + ranges.offset, end + ranges.offset) for begin, end in ranges.external)
+        return Spread(*(chosen.kept(x) for x in values), positions)
 
     def _own_heads(self, call: AttentionCall, shapes: LayerShapes,
                    where: str) -> tuple[HeadChoice, torch.Tensor, torch.Tensor]:

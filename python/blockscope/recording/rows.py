@@ -25,7 +25,7 @@ from .host_copies import HostCopies
 from .passes import RunningPass
 from .settings import Settings, config_value
 from .shapes import LayerShape
-from .statistics import History, LayerValues, Predictions, SpareRows, gathered
+from .statistics import History, LayerValues, Predictions, SpareRows, gathered, spread_of
 from .steps import Change, Kind, Pass, PassInput
 
 QUEUE_BYTES = 64 << 20
@@ -126,8 +126,11 @@ class RowWriter:
             "heads": settings.heads or list(range(shape.heads)),
             "kv_heads": chosen.kv or list(range(shape.kv_heads)),
             "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
-            "array_type": settings.array_type, "model_json": json.dumps(resolved).encode(),
-            "run_json": json.dumps(run).encode(), "pieces": vocabulary_pieces(self._tokenizer, vocab)}
+            "array_type": settings.array_type,
+            "regions": _core.region_names if settings.at_least("summary") else [],
+            "distance_bins": _core.distance_bins if settings.at_least("summary") else 0,
+            "model_json": json.dumps(resolved).encode(), "run_json": json.dumps(run).encode(),
+            "pieces": vocabulary_pieces(self._tokenizer, vocab)}
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -220,6 +223,8 @@ class RowWriter:
         values = history.summarise(one.step, one.changed, one.context_length, now)
         if not self._recorded(one):
             return
+        values.update(spread_of(now, one, self._traced[slot].prompt_length, bool(self._bidirectional),
+                                _core.distance_bins))
         for path, value in values.items():
             row.copies.add(path, value, torch.float32)
         if now.has_sets:

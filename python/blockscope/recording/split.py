@@ -25,6 +25,18 @@ class Sets:
 
 
 @dataclass
+class Spread:
+    """How the weights are spread over the keys: means over the queries, as torch_operators.weight_spread gives them."""
+
+    entropy: torch.Tensor  # [S, H, 3]: external keys, the block's, all
+    largest: torch.Tensor  # [S, H, 3]
+    external: torch.Tensor  # [S, H, N]
+    internal: torch.Tensor  # [S, H, B]
+    offset: torch.Tensor  # [S, H, 2 B - 1]
+    positions: tuple[tuple[int, int], ...]  # [begin, end) of the external keys, absolute
+
+
+@dataclass
 class LayerAttention:
     external: Part
     internal: Part
@@ -32,6 +44,7 @@ class LayerAttention:
     sets: Sets | None
     key: torch.Tensor  # [S, K, B, D], of the block
     value: torch.Tensor
+    spread: Spread | None = None  # None below level summary
 
 
 def split_attention(

@@ -159,6 +159,46 @@ def _sets(q: Tensor, lse: Tensor, k_ext: Tensor, bias: Tensor | None, size: int,
     return (index, probability, union, of_tokens) if with_tokens else (index, probability, union)
 
 
+def weight_spread(
+    q: Tensor, k_ext: Tensor, k_in: Tensor, scale: float, softcap: float = 0.0, bias_ext: Tensor | None = None,
+    bias_in: Tensor | None = None, rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """How the weights are spread over all N external keys and the block's, as WeightSpread of kernels/ops.h: entropy and
+    largest weight [S, H, 3], mean weight of each external key [S, H, N] and of each key of the block [S, H, B], and of
+    the block's keys by offset [S, H, 2 B - 1]. Means over the queries of rows [S, B] bool; NaN without any."""
+    sequences, heads, block, _ = q.shape
+    kv_heads, outside, inside = k_ext.shape[1], k_ext.shape[2], k_in.shape[2]
+    group = heads // kv_heads
+    step = max(1, MOST_BYTES // max(1, sequences * group * block * (outside + inside) * 4))
+    counts = q.new_ones(sequences, block, dtype=torch.float32) if rows is None else rows.float()
+    share = (counts / counts.sum(-1, keepdim=True))[:, None, :, None]  # NaN without rows
+    place = torch.arange(inside, device=q.device)
+    offset = (place - torch.arange(block, device=q.device).unsqueeze(-1) + block - 1).flatten()
+    found = []
+    for begin in range(0, kv_heads, step):
+        part = slice(begin, min(begin + step, kv_heads))
+        queries = slice(part.start * group, part.stop * group)
+        biases = [bias[:, queries] if bias is not None and bias.shape[1] > 1 else bias for bias in (bias_ext, bias_in)]
+        scores = torch.cat([scaled_scores(q[:, queries], k[:, part], scale, softcap, bias)
+                            for k, bias in zip((k_ext, k_in), biases)], -1)
+        entropies, most = [], []
+        for side in (scores[..., :outside], scores[..., outside:], scores):
+            lse = side.logsumexp(-1, keepdim=True)
+            log = side - lse.masked_fill(lse == -math.inf, 0.0)  # a query may see no key of a side
+            weights = log.exp()
+            entropies.append(-(weights * log.masked_fill(log == -math.inf, 0.0)).sum(-1))
+            most.append(weights.amax(-1) if side.shape[-1] else weights.new_zeros(weights.shape[:-1]))
+        values = [torch.stack(x, -1) for x in (entropies, most)]
+        if rows is not None:
+            missing = ~rows[:, None, :, None]
+            values, weights = [x.masked_fill(missing, 0.0) for x in values], weights.masked_fill(missing, 0.0)
+        mean = (weights * share).sum(2)
+        own = (weights[..., outside:] * share).flatten(2)
+        by_offset = own.new_zeros(*own.shape[:2], block + inside - 1).index_add_(2, offset, own)
+        found.append([*((x * share).sum(2) for x in values), mean[..., :outside], mean[..., outside:], by_offset])
+    return tuple(torch.cat(parts, 1) for parts in zip(*found))
+
+
 # --- statistics of a step ---------------------------------------------------------------------------------------------
 
 
