@@ -1,5 +1,5 @@
-"""The metrics `entropy`, `distance` and `regions` of captures against means with h5py and numpy: exact attention, heads
-that reuse, a bidirectional model, and what is left out."""
+"""The metrics `entropy`, `distance`, `regions` and `heads` of captures against means with h5py and numpy: exact
+attention, heads that reuse, a bidirectional model, and what is left out."""
 
 import json
 import sys
@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 
 from capture_harness import MODELS, capture, require_binary, run  # noqa: E402
 from family_case import write_family  # noqa: E402
+from test_attention_map import expected  # noqa: E402
 
 
 def metric(path, name, *flags):
@@ -108,6 +109,54 @@ def check(path):
     return compared
 
 
+def retrieval(file, rows, layers, heads):
+    """Share of the copied tokens whose position in the prompt gets the head's largest weight, [L, H], and their number.
+    One block of up to 4 deciding steps, so every step counts."""
+    ends = file["/frames/delta_end"][()]
+    hits = []
+    prompt = file["/sequences/prompt_token"][:int(file["/sequences/prompt_length"][0])].tolist()
+    generated, copied = {}, []
+    for row in rows:
+        of_row = slice(ends[row - 1] if row else 0, ends[row])
+        decided = dict(zip(file["/frames/position"][of_row].tolist(), file["/frames/token"][of_row].tolist()))
+        places = [p for p, token in decided.items() if token in prompt]
+        if places:
+            copied.append((row, [(p, decided[p]) for p in places]))
+    steps = [copied[i * len(copied) // min(4, len(copied))] for i in range(min(4, len(copied)))]
+    for row, tokens in steps:
+        start = int(file["/steps/block_start"][row])
+        hit = np.zeros((len(tokens), layers, heads))
+        for layer in range(layers):
+            places, weights = expected(file, row, layer, False)
+            for i, (p, token) in enumerate(tokens):
+                best = places[weights[:, p + len(prompt) - start].argmax(-1)]
+                hit[i, layer] = [at < len(prompt) and prompt[at] == token for at in best]
+        hits.extend(hit)
+    return np.mean(hits, 0), len(hits)
+
+
+def check_heads(path):
+    found = metric(path, "heads")
+    with h5py.File(path) as file:
+        rows = np.flatnonzero((file["/steps/kind"][()] == 1) & (file["/steps/recorded"][()] == 1))
+        layers, heads = len(file["/layer"]), len(file["/head"])
+        keys = file["/steps/context_length"][()] + file["/steps/valid"][()].sum(-1)
+        share = {"first": file["/spread/region"][()][rows][..., 0],
+                 "local": file["/spread/offset"][()][rows].sum(-1) +
+                 file["/spread/distance"][()][rows][..., np.abs(file["/distance"][()]) < 32].sum(-1),
+                 "diffuse": file["/spread/entropy"][()][rows][..., 2] / np.log(keys[rows])[:, None, None]}
+        for name, cells in share.items():
+            np.testing.assert_allclose(values(found, name)[0], cells.astype(float).mean(0), rtol=1e-5, err_msg=name)
+        score, terms = values(found, "retrieval")
+        want, count = retrieval(file, rows, layers, heads)
+        assert (terms == count).all() and count > 2, (terms, count)
+        np.testing.assert_allclose(score, want, atol=1e-12)
+    kind = np.where(score >= 0.1, 3, np.where(values(found, "first")[0] >= 0.3, 2, np.where(
+        values(found, "local")[0] >= 0.5, 1, 0)))
+    assert np.array_equal(values(found, "class")[0], kind)
+    assert {0, 1, 3} & set(kind.ravel())
+
+
 def main():
     require_binary()
     compared = 0
@@ -125,6 +174,13 @@ def main():
             code, _, err = capture(*arguments, "--record", "summary", "-o", path)
             assert code == 0, err
             compared += check(path)
+        whole = folder / "whole.h5"
+        code, _, err = capture(MODELS / "needle", "--prompts", MODELS / "needle" / "demo.jsonl", "--limit", 1,
+                               "--gen-length", 16, "--record", "full", "--array-type", "f32", "-o", whole)
+        assert code == 0, err
+        check_heads(whole)
+        below = metric(folder / "exact.h5", "heads")
+        assert np.isnan(values(below, "retrieval")[0]).all()
         code, _, err = run("analyze", folder / "exact.h5", folder / "canvas.h5", "--metric", "distance")
         assert code != 0 and err.startswith("blockscope: error"), err
     assert compared > 3000, compared
