@@ -282,7 +282,8 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   options.filter = {index_filter(flags.steps, "--steps", 1),
                     index_filter(flags.blocks, "--blocks", 0),
                     index_filter(flags.sequences, "--sequences", 0)};
-  options.every_prediction = flags.predictions == "all" || decode.autoregressive();
+  options.every_prediction =
+      flags.predictions == "all" || decode.autoregressive() || decode.drafted;
   options.exact_known = policy.name() == "exact" || decode.shadow;
   options.autoregressive = decode.autoregressive();
   return options;

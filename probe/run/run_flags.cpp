@@ -91,8 +91,9 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
 }
 
 void check_draft_flags(const CLI::App& app) {
-  for (const char* option : {"--strategy", "--denoising-steps", "--cache", "--policy", "--shadow",
-                             "--mask-token-id", "--no-graphs", "--predictions", "--steps"}) {
+  for (const char* option :
+       {"--strategy", "--denoising-steps", "--cache", "--policy", "--intervene", "--shadow",
+        "--mask-token-id", "--no-graphs", "--predictions", "--steps"}) {
     const CLI::Option* given = app.get_option_no_throw(option);
     if (given == nullptr || given->count() == 0) continue;
     throw UsageError(

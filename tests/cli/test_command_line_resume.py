@@ -40,7 +40,7 @@ class Resume(CommandLineCase):
         for changed, named in ((["--gen-length", 9], "gen_length was 128"), (["--steps", "1"], "recorded_steps"),
                                (["--blocks", "1-2"], "recorded_blocks"), (["--temperature", 1], "temperature was 0"),
                                (["--sequences", "0"], "recorded_sequences"),
-                               (["--predictions", "masked"], "predictions was \"all\", and is \"masked\" now"),
+                               (["--predictions", "all"], "predictions was \"masked\", and is \"all\" now"),
                                (["--limit", 3], "num_prompts"), (["--batch-size", 2], "batch_size"),
                                (["--denoising-steps", 2], "denoising_steps"),
                                (["--record", "trajectory"], "level")):

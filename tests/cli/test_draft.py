@@ -163,7 +163,7 @@ class Drafts(RefusalCase):
     def test_options_that_mean_nothing(self):
         for option in (("--strategy", "sequential"), ("--denoising-steps", 2), ("--strategy", "factor,rank_by=margin"),
                        ("--strategy", "sequential,quota=linear"), ("--strategy", "threshold,threshold=0.5"),
-                       ("--strategy", "factor,density_sigma=1"), ("--cache", "commit"), ("--policy", "mage,k=4"),
+                       ("--strategy", "factor,density_sigma=1"), ("--cache", "commit"), ("--policy", "mage,k=4"), ("--intervene", "drop_head"),
                        ("--shadow",), ("--mask-token-id", 3), ("--no-graphs",),
                        ("--predictions", "masked"), ("--steps", "1")):
             self.refuses([option[0]], self.draft, *option, code=USAGE)

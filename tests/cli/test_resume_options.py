@@ -71,7 +71,7 @@ DECIDES = {
     "--set-size": ("sdar", ["--record", "sets"], ["--set-size", 3], "set_size"),
     "--set-normaliser": ("sdar", ["--record", "sets"], ["--set-normaliser", "prefix+block"], "set_normaliser"),
     "--array-type": ("sdar", ["--record", "outputs"], ["--array-type", "f32"], "array_type"),
-    "--predictions": ("sdar", [], ["--predictions", "masked"], "predictions"),
+    "--predictions": ("sdar", [], ["--predictions", "all"], "predictions"),
     "--record-router": ("moe", [], ["--record-router"], "experts_per_token"),
 }
 # What a choice needs besides its name, and the checkpoint of those that sdar can't decode with.

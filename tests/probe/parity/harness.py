@@ -12,8 +12,11 @@ BINARY = os.environ.get("BLOCKSCOPE_BINARY", "")
 
 
 def run(*arguments, expect=0):
-    """Runs blockscope; the exit code must be `expect`. Returns its stdout."""
+    """Runs blockscope; the exit code must be `expect`. Returns its stdout. Captures record every prediction: the
+    oracles know those of decided positions, too."""
     command = [BINARY, *[str(a) for a in arguments]]
+    if arguments[0] == "capture" and not {"--predictions", "--draft"} & set(command):
+        command += ["--predictions", "all"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if result.returncode != expect:
         sys.exit(f"{' '.join(command)}\nexit code {result.returncode}, expected {expect}\n"
