@@ -41,7 +41,7 @@ extern "C" int blockscope_probe_run(int argc, char** argv) {
     blockscope::add_eval_command(app, environment);
     blockscope::add_frequencies_command(app, environment);
     blockscope::add_help_command(app);
-    blockscope::add_lens_command(app, environment);
+    blockscope::add_lens_command(app, environment, blockscope::gnuplot_place());
     blockscope::add_train_command(app, environment);
     blockscope::add_bench_command(app, environment);
     blockscope::add_study_command(app, environment, blockscope::gnuplot_place());

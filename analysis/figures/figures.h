@@ -44,8 +44,13 @@ std::optional<ReportFigure> entropy_map(const MetricResult& result);
 /// of some layers. `result`: `distance`.
 std::optional<ReportFigure> attention_by_distance(const MetricResult& result);
 std::optional<ReportFigure> attention_in_block(const MetricResult& result);
+/// The heads of each class. `result`: `heads`.
+std::optional<ReportTable> head_classes(const MetricResult& result);
 /// Share of the weight by region over the steps of a block. `result`: `regions`.
 std::optional<ReportFigure> regions_over_steps(const MetricResult& result);
+
+/// Probability of the final token by layer and step. `result`: that of `blockscope lens`.
+std::optional<ReportFigure> lens_map(const MetricResult& result);
 
 /// One-step reuse error per layer, a line per tau. `result`: `reuse_error`.
 std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result);

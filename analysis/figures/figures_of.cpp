@@ -38,6 +38,7 @@ const std::map<std::string, Draw>& figure_table() {
       {"entropy", drawings(entropy_map)},
       {"distance", drawings(attention_by_distance, attention_in_block)},
       {"regions", drawings(regions_over_steps)},
+      {"lens", drawings(lens_map)},
       {"sinks", drawings(sinks_over_steps)},
       {"est_acc", drawings(estimation_accuracy)},
       {"selection", drawings(selection_over_steps)},

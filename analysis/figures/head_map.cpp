@@ -29,7 +29,7 @@ std::string cells_text(const ResultArray& mass) {
 
 std::optional<ReportFigure> head_map(const ResultArray& array, const HeadMap& map,
                                      const std::string& formula) {
-  const ResultArray means = mean_over_others(array, {"layer", "head"});
+  const ResultArray means = mean_over_others(array, {"layer", map.columns});
   if (range_of(means).empty()) return std::nullopt;
   const std::size_t layers = means.axes[0].size();
   const std::size_t heads = means.axes[1].size();
@@ -42,7 +42,7 @@ std::optional<ReportFigure> head_map(const ResultArray& array, const HeadMap& ma
   script +=
       slot_tics("x", labels_of(means.axes[1]), 32) + slot_tics("y", labels_of(means.axes[0]), 36);
   script += color_bar(panels, 0.0, map.upper, map.value) + panels.place(0);
-  script += "set xlabel 'query head'\nset ylabel 'layer'\n";
+  script += fmt::format("set xlabel '{}'\nset ylabel 'layer'\n", map.x_label);
   script += "plot " + cells_command("heads.tsv");
   if (heads <= kMaxWrittenColumns) {
     // Dark text on the bright half of viridis.
@@ -55,13 +55,13 @@ std::optional<ReportFigure> head_map(const ResultArray& array, const HeadMap& ma
   part.figure = {.name = map.name,
                  .title = map.title,
                  .caption = fmt::format(fmt::runtime(map.caption), formula) +
-                            fmt::format(" n = {} terms over all layers and heads.",
-                                        count_text(total_terms(means))),
+                            fmt::format(" n = {} terms over all layers and {}s.",
+                                        count_text(total_terms(means)), map.columns),
                  .width = panels.width(),
                  .height = panels.height(),
                  .script = script + "\n",
                  .data = {{"heads.tsv", cells_text(means)}}};
-  part.numbers = {{"layer", "head", map.value, "terms"}, {}};
+  part.numbers = {{"layer", map.columns, map.value, "terms"}, {}};
   for (std::size_t layer = 0; layer < layers; ++layer) {
     for (std::size_t head = 0; head < heads; ++head) {
       part.numbers.rows.push_back({means.axes[0].label(layer), means.axes[1].label(head),

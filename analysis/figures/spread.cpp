@@ -1,17 +1,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "analysis/figures/figures.h"
 #include "analysis/figures/head_map.h"
 #include "analysis/figures/line_chart.h"
 #include "analysis/figures/terms.h"
+#include "analysis/metrics/heads.h"
 
 namespace blockscope {
 namespace {
 
 constexpr std::size_t kShownLayers = 5;
+constexpr std::size_t kShownHeads = 12;
 
 /// At most kShownLayers of the layers, from the first to the last.
 std::vector<std::size_t> shown_layers(std::size_t layers) {
@@ -56,7 +59,7 @@ std::optional<ReportFigure> entropy_map(const MetricResult& result) {
 }
 
 std::optional<ReportFigure> attention_by_distance(const MetricResult& result) {
-  const ResultArray& distance = result.array("distance");
+  const ResultArray& distance = result.array("by_distance");
   if (range_of(distance).empty()) return std::nullopt;
   LineChart chart{.x_label = "distance of the key in positions (-: before the block)",
                   .y_label = "share of the weight"};
@@ -77,7 +80,7 @@ std::optional<ReportFigure> attention_by_distance(const MetricResult& result) {
 }
 
 std::optional<ReportFigure> attention_in_block(const MetricResult& result) {
-  const ResultArray& offset = result.array("offset");
+  const ResultArray& offset = result.array("by_offset");
   if (range_of(offset).empty() || offset.axes[2].size() < 2) return std::nullopt;
   LineChart chart{.x_label = "position of the key minus that of the query",
                   .y_label = "share of the weight"};
@@ -92,6 +95,44 @@ std::optional<ReportFigure> attention_in_block(const MetricResult& result) {
       count_text(total_terms(offset)));
   draw_chart(chart, part.figure);
   part.numbers = curve_numbers("offset", chart.curves);
+  return part;
+}
+
+std::optional<ReportTable> head_classes(const MetricResult& result) {
+  const ResultArray& kinds = result.array("class");
+  if (range_of(kinds).empty()) return std::nullopt;
+  ReportTable part;
+  part.name = "head-classes";
+  part.title = "Kinds of heads";
+  part.caption = fmt::format(
+      "One class a head, written as layer.head; {}. Retrieval needs a trace of level full. n = {} "
+      "heads.",
+      result.formula, count_text(static_cast<std::int64_t>(kinds.values.size())));
+  part.table.header = {"class", "heads", "which", "score"};
+  // The array that decides each class, in the order of kHeadClasses.
+  constexpr std::array<const char*, kHeadClasses.size()> kScores{"diffuse", "local", "first",
+                                                                 "retrieval"};
+  for (std::size_t kind = kHeadClasses.size(); kind-- > 0;) {
+    const ResultArray& scores = result.array(kScores.at(kind));
+    std::string which;
+    std::size_t count = 0;
+    double sum = 0.0;
+    for (std::size_t layer = 0; layer < kinds.axes[0].size(); ++layer) {
+      for (std::size_t head = 0; head < kinds.axes[1].size(); ++head) {
+        if (kinds.at({layer, head}) != static_cast<double>(kind)) continue;
+        ++count;
+        sum += scores.at({layer, head});
+        if (count <= kShownHeads) {
+          which += fmt::format("{}{}.{}", which.empty() ? "" : ", ", kinds.axes[0].label(layer),
+                               kinds.axes[1].label(head));
+        }
+      }
+    }
+    if (count == 0) continue;
+    if (count > kShownHeads) which += fmt::format(" and {} more", count - kShownHeads);
+    part.table.rows.push_back({std::string(kHeadClasses.at(kind)), std::to_string(count), which,
+                               report_number(sum / static_cast<double>(count))});
+  }
   return part;
 }
 

@@ -158,10 +158,10 @@ class DistanceMetric final : public SpreadMetric {
       offset.index.push_back(static_cast<double>(i));
     }
     made.arrays = {
-        by_column(distance_, "distance",
+        by_column(distance_, "by_distance",
                   "share on external keys, by least distance from the block (-: before it)",
                   std::move(distance)),
-        by_column(offset_, "offset", "share on keys of the block, by position minus the query's",
+        by_column(offset_, "by_offset", "share on keys of the block, by position minus the query's",
                   std::move(offset)),
         by_step(previous_, "agreement", "share",
                 "upper bound of the agreement of the weights with the previous step's"),

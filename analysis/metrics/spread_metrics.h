@@ -16,8 +16,8 @@ namespace blockscope {
 /// "Stabilizing Transformer Training by Preventing Attention Entropy Collapse", arXiv 2303.06296.
 std::unique_ptr<StepMetric> make_entropy_metric(const MetricOptions& options);
 
-/// [layer, head, distance]: `distance`, share of the weight on external keys by powers of two of
-/// their distance from the block. [layer, head, offset]: `offset`, share on keys of the block by
+/// [layer, head, distance]: `by_distance`, share of the weight on external keys by powers of two of
+/// their distance from the block. [layer, head, offset]: `by_offset`, share on keys of the block by
 /// position minus that of the query. [layer, head, step]: `agreement` and `agreement_first`, 1 -
 /// sum |difference| / 2 of these shares to the previous step and to step 1. Weights that only move
 /// within a distance don't change them, so they are an upper bound of 1 - total variation of the

@@ -117,6 +117,7 @@ ReportSection attention_section(const ReportMetrics& metrics) {
       "attention than the others, often without any meaning of their own. In "
       "diffusion models they can move from step to step.");
   section.add_from("entropy", entropy_map);
+  section.add_from("heads", head_classes);
   section.add_from("regions", regions_over_steps);
   section.add_from("distance", attention_by_distance);
   section.add_from("distance", attention_in_block);

@@ -6,8 +6,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "analysis/figures/figures.h"
 #include "analysis/pass/step_pass.h"
 #include "analysis/results/export_csv.h"
 #include "analysis/results/export_json.h"
@@ -32,7 +34,7 @@ struct LensFlags {
   std::string trace;
   std::string layers, steps, blocks, sequences;
   std::vector<std::string> by;
-  std::string csv, json;
+  std::string csv, json, figure;
   bool force = false;
   bool quiet = false;
 };
@@ -54,11 +56,31 @@ void check_checkpoint(const TraceReader& trace, const LoadedModel& model) {
                   trace.info().path, model.digest, recorded));
 }
 
-void run_lens(const CLI::App& command, const LensFlags& flags, const Environment& environment) {
+/// The figure as SVG or PDF, by the ending of the file's name.
+std::string drawn(const MetricResult& result, const std::string& path, const Gnuplot& gnuplot) {
+  const std::vector<Figure> figures = figures_of(result);
+  if (figures.empty()) {
+    throw UsageError(
+        "--figure: expected values to draw, got none: no mask was decided in the "
+        "chosen rows");
+  }
+  const bool pdf = path.ends_with(".pdf");
+  RenderedFigure one = gnuplot.render(figures.front(), {.svg = !pdf, .pdf = pdf});
+  return pdf ? std::move(one.pdf) : std::move(one.svg);
+}
+
+void run_lens(const CLI::App& command, const LensFlags& flags, const Environment& environment,
+              const GnuplotPlace& place) {
   for (const char* option : {"--block-length", "--mask-token-id"}) {
     refuse_idle(command, option, false, "decoding");
   }
+  if (!flags.figure.empty() && !flags.figure.ends_with(".svg") && !flags.figure.ends_with(".pdf")) {
+    throw UsageError(
+        fmt::format("--figure: expected a name with .svg or .pdf, got {}", flags.figure));
+  }
   const InterruptGuard guard;  // before the outputs: a signal must not leave a partial one
+  std::optional<Gnuplot> gnuplot;
+  if (!flags.figure.empty()) gnuplot.emplace(place);  // throws now if gnuplot is missing
   LensOptions options;
   options.layers = indices(flags.layers, "--layer", 0);
   options.steps = indices(flags.steps, "--step", 1);
@@ -69,9 +91,10 @@ void run_lens(const CLI::App& command, const LensFlags& flags, const Environment
   CommandFiles files;
   files.reads(trace.info().path);
   files.reads_checkpoint(model.source.folder.string());
-  std::optional<OutputFile> csv, json;
+  std::optional<OutputFile> csv, json, figure;
   if (!flags.csv.empty()) csv.emplace(files.open(flags.csv, flags.force));
   if (!flags.json.empty()) json.emplace(files.open(flags.json, flags.force));
+  if (gnuplot) figure.emplace(files.open(flags.figure, flags.force));
   Progress progress(flags.quiet);
   options.progress = [&](int64_t done, int64_t total) {
     progress.update(static_cast<double>(done) / static_cast<double>(total),
@@ -93,6 +116,10 @@ void run_lens(const CLI::App& command, const LensFlags& flags, const Environment
     json->write([&](std::ostream& out) { write_json(document, out); });
     json->commit();
   }
+  if (figure) {
+    figure->write(drawn(document.results.front(), flags.figure, *gnuplot));
+    figure->commit();
+  }
   TableOptions table;
   table.by = flags.by;
   say("{}", result_table(document.results.front(), table));
@@ -100,7 +127,8 @@ void run_lens(const CLI::App& command, const LensFlags& flags, const Environment
 
 }  // namespace
 
-void add_lens_command(CLI::App& app, const Environment& environment) {
+void add_lens_command(CLI::App& app, const Environment& environment,
+                      const GnuplotPlace& gnuplot_place) {
   auto flags = std::make_shared<LensFlags>();
   CLI::App* command = app.add_subcommand(
       "lens", "Show from which layer on the hidden states predict the final token");
@@ -126,9 +154,13 @@ void add_lens_command(CLI::App& app, const Environment& environment) {
       ->check(CLI::IsMember({"layer", "step"}));
   command->add_option("--csv", flags->csv, "Write every value to this CSV file");
   command->add_option("--json", flags->json, "Write every value to this JSON file");
+  command->add_option("--figure", flags->figure,
+                      "Draw the probability by layer and step into this SVG or PDF file");
   command->add_flag("--force", flags->force, "Replace existing outputs");
   command->add_flag("-q,--quiet", flags->quiet, "Print no progress");
-  command->callback([flags, command, environment] { run_lens(*command, *flags, environment); });
+  command->callback([flags, command, environment, gnuplot_place] {
+    run_lens(*command, *flags, environment, gnuplot_place);
+  });
 }
 
 }  // namespace blockscope

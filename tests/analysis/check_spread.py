@@ -68,8 +68,8 @@ def check(path):
 
     shares = metric(path, "distance")
     for name, axis in (("distance", distance), ("offset", offset)):
-        found, terms = values(shares, name)
-        array = next(array for array in shares["arrays"] if array["name"] == name)
+        found, terms = values(shares, "by_" + name)
+        array = next(array for array in shares["arrays"] if array["name"] == "by_" + name)
         assert array["axes"][2]["index"] == axis, (array["axes"][2]["index"], axis)
         want, count = mean(of[name][rows], 0)
         same(found, want, name)
@@ -181,6 +181,8 @@ def main():
         check_heads(whole)
         below = metric(folder / "exact.h5", "heads")
         assert np.isnan(values(below, "retrieval")[0]).all()
+        code, _, err = run("analyze", folder / "exact.h5", "--hdf5", folder / "all.h5", "-q")
+        assert code == 0, err
         code, _, err = run("analyze", folder / "exact.h5", folder / "canvas.h5", "--metric", "distance")
         assert code != 0 and err.startswith("blockscope: error"), err
     assert compared > 3000, compared

@@ -111,6 +111,10 @@ class Lens(CheckpointCase):
         self.assertEqual(code, 0, err)
         axes = json.loads(out.read_text())["metrics"][0]["arrays"][0]["axes"]
         self.assertEqual([axis["index"] for axis in axes], [[1, 5], [1, 2, 3]])
+        for ending, start in (("svg", b"<?xml"), ("pdf", b"%PDF")):
+            figure = self.root / f"lens.{ending}"
+            code, _, err = run("lens", MODELS / "needle", path, "--figure", figure, "-q")
+            self.assertTrue(code == 0 and figure.read_bytes().startswith(start), err)
         code, text, err = run("lens", MODELS / "needle", path, "--by", "step,layer", "-q")
         self.assertTrue(code == 0 and "lens_probability" in text, err)
         code, _, err = run("lens", MODELS / "needle", path, "--json", out, "-q")
@@ -128,7 +132,7 @@ class Lens(CheckpointCase):
             ((model, full, "--layer", 90), "--layer: 90 was not recorded"),
             ((model, full, "--step", 90), "no recorded step"),
             ((model, full, "--block-length", 4), "--block-length: does nothing"),
-            ((model, full, "--by", "head"), "--by"),
+            ((model, full, "--by", "head"), "--by"), ((model, full, "--figure", "lens.gif"), ".svg or .pdf, got lens.gif"),
             ((model, self.root / "none.h5"), "none.h5"),
         ]:
             code, out, err = run("lens", *arguments)
