@@ -45,7 +45,11 @@ HeadMatrix<double> effects_of(const std::string& path, const ReuseModel& model) 
   std::string line;
   std::getline(file, line);
   std::map<std::string, std::size_t> columns;
-  for (const std::string& name : fields_of(line)) columns.emplace(name, columns.size());
+  for (const std::string& name : fields_of(line)) {
+    if (!columns.emplace(name, columns.size()).second) {
+      refuse(path, fmt::format("expected each column once, got {} twice", name));
+    }
+  }
   for (const char* name : {"what", "layer", "head", "kl"}) {
     if (!columns.contains(name)) refuse(path, fmt::format("expected a column {}, got none", name));
   }
@@ -68,7 +72,12 @@ HeadMatrix<double> effects_of(const std::string& path, const ReuseModel& model) 
                                number, model.layers, model.heads, fields[columns.at("layer")],
                                fields[columns.at("head")], fields[columns.at("kl")]));
     }
-    effects[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)] = kl;
+    double& effect = effects[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)];
+    if (!std::isnan(effect)) {
+      refuse(path, fmt::format("line {}: expected one row for layer {}, head {}, got another",
+                               number, layer, head));
+    }
+    effect = kl;
   }
   for (std::size_t layer = 0; layer < effects.size(); ++layer) {
     for (std::size_t head = 0; head < effects[layer].size(); ++head) {

@@ -1,5 +1,7 @@
 #include "analysis/metrics/heads.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -10,6 +12,7 @@
 #include "analysis/metrics/block_decisions.h"
 #include "analysis/metrics/layer_counts.h"
 #include "analysis/pass/exact_values.h"
+#include "decode_record/base/error.h"
 #include "decode_record/base/nan.h"
 
 namespace blockscope {
@@ -66,7 +69,7 @@ class HeadsMetric final : public StepMetric {
     if (step.now(Field::spread_region).empty()) {
       return left_out_.row(step.layer(), "steps without weights");
     }
-    const auto keys = static_cast<double>(step.now().context_length + step.num_valid());
+    const auto keys = static_cast<double>(step.now().context_length + shape_.block_length);
     for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
       const auto entropy = of_head(Field::spread_entropy, head);
       if (std::isnan(entropy[2])) {
@@ -140,6 +143,7 @@ class HeadsMetric final : public StepMetric {
                      const std::vector<std::size_t>& positions) {
     const auto shift = static_cast<std::size_t>(trace_->info().meta.logit_shift);
     std::vector<std::int64_t> tokens;
+    std::vector<std::int32_t> keys_of_map;
     for (std::size_t layer = 0; layer < shape_.layers.size(); ++layer) {
       KeysOutside keys;
       std::size_t read = shape_.kv_heads.size();  // none
@@ -148,7 +152,16 @@ class HeadsMetric final : public StepMetric {
         if (kv_head != read) keys = keys_outside(*trace_, step.row, layer, kv_head);
         read = kv_head;
         const AttentionMap map = attention_map(*trace_, step.row, layer, head, keys);
-        if (tokens.empty()) tokens = map_tokens(*trace_, step.row, map).tokens;
+        if (keys_of_map.empty()) {
+          keys_of_map = map.positions;
+          tokens = map_tokens(*trace_, step.row, map).tokens;
+        }
+        if (map.positions != keys_of_map || keys_of_map.empty()) {
+          throw CorruptTrace(fmt::format(
+              "{}:/kv/key: row {}: expected the same keys in all layers and heads, got others in "
+              "layer {}. HINT: the file is damaged",
+              trace_->info().path, step.row, shape_.layers[layer]));
+        }
         const auto prompt =
             static_cast<std::int32_t>(trace_->sequence(step.sequence).prompt.size());
         for (const std::size_t p : positions) {

@@ -181,6 +181,12 @@ class DistanceMetric final : public SpreadMetric {
     first_ = heads_grid();
   }
   void check_axes(const TraceReader& trace) override {
+    if (trace.info().meta.bidirectional != bidirectional_) {
+      throw TraceError(fmt::format(
+          "{}: bidirectional: expected what the first trace has, got another. HINT: analyze traces "
+          "of other models one by one",
+          trace.info().path));
+    }
     if (trace.info().meta.distance_bins == bins_) return;
     throw TraceError(fmt::format(
         "{}: distance_bins: expected {}, as in the first trace, got {}. HINT: analyze traces of "

@@ -24,8 +24,8 @@ std::string digest_of(const TraceMeta& meta) {
 /// Opening an array compares its axes with the attributes, which determine what metrics allocate.
 void check_arrays(const TraceReader& trace) {
   if (trace.info().num_rows == 0) return;
-  for (const Field field :
-       {Field::set_topk, Field::attention_external, Field::similarity_external}) {
+  for (const Field field : {Field::set_topk, Field::attention_external, Field::similarity_external,
+                            Field::spread_distance, Field::spread_offset, Field::spread_region}) {
     if (trace.has(field)) trace.written(field, 0, 0);
   }
 }

@@ -21,6 +21,7 @@ TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tenso
 struct SpreadKeys {
   at::Tensor index = {}, dense = {};  // as for gather_attention
   at::Tensor reused = {};             // reuse_attention's mask
+  at::Tensor rows = {};               // [T] bool: the queries that count; undefined: all
   bool causal = false;                // a query sees internal keys only up to its own place
 };
 // Fills `spread` for q, k_ext and k_in of any device.

@@ -56,6 +56,16 @@ void fill_spread(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, co
   const Tensor host_places =
       spread.places.empty() ? at::arange(queries, at::kLong) : at::tensor(spread.places, at::kLong);
   const Tensor places = host_places.to(q.device());
+  // Share of each query in the means, [T]; NaN if none counts.
+  const Tensor counts = keys.rows.defined()
+                            ? keys.rows.to(at::kFloat)
+                            : at::ones({queries}, places.options().dtype(at::kFloat));
+  const Tensor share = counts / counts.sum();
+  const auto mean_of = [&](const Tensor& values) {  // [H, T, ...], over T
+    const Tensor kept =
+        values.masked_fill(counts.eq(0.0).view({1, queries, 1}), 0.0);  // filler rows may hold NaN
+    return (kept * share.view({1, queries, 1})).sum(1);
+  };
   std::vector<Tensor> entropy, largest, range, key, offset;
   for (int64_t s = 0; s < q.size(0); ++s) {
     const int64_t length = ext_len[s].item<int64_t>();
@@ -63,7 +73,8 @@ void fill_spread(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, co
         scores_of(q.select(0, s), k_ext.select(0, s).narrow(1, 0, length), scale);
     Tensor inside_scores = scores_of(q.select(0, s), k_in.select(0, s), scale);
     if (keys.index.defined() && !(keys.dense.defined() && keys.dense[s].item<bool>())) {
-      outside_scores.masked_fill_(outside_set(keys.index.select(0, s), length, heads), kHiddenScore);
+      outside_scores.masked_fill_(outside_set(keys.index.select(0, s), length, heads),
+                                  kHiddenScore);
     }
     const Tensor place = at::arange(internal_keys, places.options());
     if (keys.causal) inside_scores.masked_fill_(place > places.unsqueeze(1), kHiddenScore);
@@ -72,7 +83,7 @@ void fill_spread(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, co
     const LogWeights all(at::cat({outside_scores, inside_scores}, -1));
     Tensor entropies = at::stack({external.entropy(), internal.entropy(), all.entropy()}, -1);
     Tensor most = at::stack({external.largest(), internal.largest(), all.largest()}, -1);
-    const Tensor mean = all.weights().mean(1);  // [H, N + T_in]
+    const Tensor mean = mean_of(all.weights());  // [H, N + T_in]
     const Tensor before =
         at::constant_pad_nd(mean.narrow(1, 0, length).to(at::kDouble).cumsum(1), {1, 0}, 0.0);
     const std::vector<int64_t>& ends = spread.ends.at(static_cast<size_t>(s));
@@ -90,11 +101,13 @@ void fill_spread(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, co
                                 .reshape({heads, -1});
     Tensor offsets =
         at::zeros({heads, std::max<int64_t>(2 * internal_keys - 1, 0)}, inside.options())
-            .scatter_add_(1, diagonal, inside.reshape({heads, -1}))
-            .div_(queries);
+            .scatter_add_(1, diagonal,
+                          (inside.masked_fill(counts.eq(0.0).view({1, queries, 1}), 0.0) *
+                           share.view({1, queries, 1}))
+                              .reshape({heads, -1}));
     Tensor keys_mean = mean.narrow(1, length, internal_keys).clone();
-    Tensor entropy_mean = entropies.mean(1);
-    Tensor largest_mean = most.mean(1);
+    Tensor entropy_mean = mean_of(entropies);
+    Tensor largest_mean = mean_of(most);
     if (keys.reused.defined()) {
       const Tensor reused = keys.reused.expand({q.size(0), heads}).select(0, s).to(q.device());
       const double nan = std::numeric_limits<double>::quiet_NaN();

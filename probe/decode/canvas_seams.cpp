@@ -9,6 +9,7 @@
 
 #include "decode_record/base/nan.h"
 #include "kernels/ops.h"
+#include "kernels/torch/fallback_operators.h"
 #include "probe/decode/block_rows.h"
 #include "probe/decode/shadow_block.h"
 #include "probe/model/stopwatch.h"
@@ -164,7 +165,7 @@ at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tens
   const at::Tensor k = keys_.block_key(layer);
   const at::Tensor v = keys_.block_value(layer);
   AttentionInput input{layer, q, k, v, scale};
-  // If only a device knows the rows, their mean weights aren't known.
+  // If only a device knows the rows, show_present() fills the spread.
   if (!present.defined()) input.spread = wanted_spread(layer, places(positions));
   const at::Tensor external_key = keys_.external_key(layer);
   const ExternalKeys external{external_key, keys_.external_value(layer),
@@ -186,14 +187,20 @@ void CanvasSeams::show_present(const AttentionInput& input, const ExternalKeys& 
                                const AttentionParts& used, const at::Tensor& present) {
   watcher_.show([&](DecodeObserver& observer) {
     const AttentionParts parts = where_present(used, present);
+    WeightSpread* const spread = wanted_spread(input.layer);
+    if (spread != nullptr) {
+      fallback::fill_spread(input.q, external.key, external.length, input.k, input.scale,
+                            {.rows = present}, *spread);
+    }
     const at::Tensor q = where_present(input.q, present);
     observer.on_attention({*context_,
                            {input.layer, q, input.k, input.v, input.scale},
                            external,
                            parts,
-                           &parts,
+                           used.approximate() ? nullptr : &parts,
                            nullptr,
-                           &present});
+                           &present,
+                           spread});
   });
 }
 

@@ -60,7 +60,7 @@ void ObservedSeams::show_attention(const AttentionInput& input, const ExternalKe
                              {input.layer, q, input.k, input.v, input.scale},
                              external,
                              parts,
-                             &parts,
+                             used.approximate() ? nullptr : &parts,
                              &rows,
                              nullptr,
                              input.spread});

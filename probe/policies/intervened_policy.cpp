@@ -32,18 +32,26 @@ class IntervenedPolicy final : public AttentionPolicy {
   void remove(int64_t slot) override { inner_->remove(slot); }
   void begin_pass(const PassContext& context) override {
     context_ = &context;
+    for (KeptPairs& kept : kept_) {  // those of finished sequences are large
+      std::erase_if(kept, [&](const auto& pair) {
+        return std::ranges::none_of(context.sequences, [&](const SequencePass& pass) {
+          return pass.sequence == pair.first.second;
+        });
+      });
+    }
     inner_->begin_pass(context);
   }
 
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
     AttentionParts parts = inner_->attend(input, external);
-    at::Tensor changed = at::zeros({input.q.size(0), input.q.size(1)}, at::kBool);
+    const at::Tensor none = at::zeros({input.q.size(0), input.q.size(1)}, at::kBool);
     bool copied = false;
     std::vector<at::Tensor> hidden(context_->sequences.size());
     for (size_t i = 0; i < interventions_.size(); ++i) {
       const Intervention& given = interventions_[i];
       if (!chosen(given.layers, input.layer)) continue;
       const InterventionEntry& entry = intervention_entry(given);
+      at::Tensor changed = none.clone();
       InterventionSite site{input, external, *context_, parts, kept_[i], hidden};
       for (size_t s = 0; s < context_->sequences.size(); ++s) {
         const SequencePass& pass = context_->sequences[s];
@@ -56,8 +64,9 @@ class IntervenedPolicy final : public AttentionPolicy {
                                                      : at::tensor(given.heads, at::kLong);
         if (entry.apply(given, site, row, heads)) changed[row].index_fill_(0, heads, true);
       }
+      // At once, because the next intervention may read `out`.
+      if (changed.any().item<bool>()) finish(changed, input, parts);
     }
-    if (changed.any().item<bool>()) finish(changed, input, parts);
     return parts;
   }
 
@@ -82,7 +91,7 @@ class IntervenedPolicy final : public AttentionPolicy {
     const at::Tensor merged = merge_attention(outputs, lses).out.to(parts.out.scalar_type());
     const at::Tensor heads = on_device(changed, parts.out.device()).unsqueeze(-1).unsqueeze(-1);
     parts.out = at::where(heads, merged, parts.out);
-    parts.intervened = changed;
+    parts.intervened = parts.intervened.defined() ? parts.intervened.logical_or(changed) : changed;
     if (input.spread == nullptr || !input.spread->entropy.defined()) return;
     WeightSpread& spread = *input.spread;  // of the weights before the intervention
     for (at::Tensor* values :

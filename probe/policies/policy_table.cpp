@@ -99,7 +99,8 @@ void check_policy_fits(const PolicyOptions& options, const PolicySite& site,
     throw UsageError(fmt::format("{} {}: {}", given_by, policy_text(options), why));
   };
   if (const std::string why = entry.refuses(options, site); !why.empty()) refuse(why);
-  const bool approximates = entry.sparse || entry.within_block(options);
+  const bool approximates =
+      entry.sparse || entry.within_block(options) || !options.interventions.empty();
   if (approximates && !site.whole_blocks) {
     refuse(fmt::format(
         "needs whole blocks, but the cache {} computes single rows of them. HINT: use another "

@@ -45,6 +45,8 @@ nlohmann::json run_settings(const std::string& run_json) {
   for (const auto& [key, value] : run.items()) {
     if (is_setting(key)) settings[key] = value;
   }
+  // Written only if there are any.
+  settings.emplace("interventions", nlohmann::json::array());
   return settings;
 }
 

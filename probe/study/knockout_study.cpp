@@ -50,7 +50,7 @@ struct Effect {
   int64_t same = 0;  // positions with the same most probable token
 };
 
-/// Log-probabilities of the masked positions of every pass: kept in the exact run, and compared
+/// Logits of the masked positions of every pass: kept in the exact run, and compared
 /// with it in the others.
 class MaskedPredictions : public DecodeObserver {
  public:
@@ -76,18 +76,22 @@ class MaskedPredictions : public DecodeObserver {
   Effect effect() const { return effect_; }
 
  private:
+  /// In double: the rounding of float32 logarithms is as large as the smallest effects.
   void take(const at::Tensor& logits) {
-    const at::Tensor log_p = at::log_softmax(logits.to(at::kFloat), -1);
     if (exact_ == nullptr) {
-      passes_.push_back(log_p);
+      passes_.push_back(logits.to(at::kFloat));
       return;
     }
-    const at::Tensor& reference = exact_->passes_.at(pass_++);
+    const auto log_p = [](const at::Tensor& x) { return at::log_softmax(x.to(at::kDouble), -1); };
+    const at::Tensor reference = log_p(exact_->passes_.at(pass_++));
+    const at::Tensor now = log_p(logits);
+    const at::Tensor predicted = reference.isfinite().any(-1);  // NaN: the pass predicts nothing
     const at::Tensor p = reference.exp();
-    const at::Tensor terms = at::where(p > 0.0, p * (reference - log_p), 0.0);
-    effect_.kl += terms.sum(at::kDouble).item<double>();
-    effect_.positions += log_p.size(0);
-    effect_.same += reference.argmax(-1).eq(log_p.argmax(-1)).sum().item<int64_t>();
+    const at::Tensor terms = at::where(p > 0.0, p * (reference - now), 0.0).sum(-1);
+    effect_.kl += at::where(predicted, terms, 0.0).sum().item<double>();
+    effect_.positions += predicted.sum().item<int64_t>();
+    effect_.same +=
+        reference.argmax(-1).eq(now.argmax(-1)).logical_and(predicted).sum().item<int64_t>();
   }
 
   const MaskedPredictions* exact_;
@@ -100,6 +104,8 @@ class KnockoutStudy : public PromptStudy {
  public:
   explicit KnockoutStudy(const StudyInput& input) : PromptStudy(input) {
     const ModelConfig& config = input.model.config;
+    check_policy_fits(read_policy("exact", {"drop_head"}), policy_site(input.decode),
+                      "study knockout:");
     for (const HeadKnockout& of_head : kOfHeads) {
       for (int64_t layer = 0; layer < config.num_layers; ++layer) {
         for (int64_t head = 0; head < config.num_heads; ++head) {

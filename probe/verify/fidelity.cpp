@@ -30,6 +30,7 @@ HeadSums head_sums(const at::Tensor& got, const at::Tensor& reference) {
 at::Tensor approximated_heads(const AttentionParts& used) {
   at::Tensor heads = at::zeros({used.external.size(0), used.external.size(1)}, at::kBool);
   if (used.reused.defined()) heads.logical_or_(used.reused);
+  if (used.intervened.defined()) heads.logical_or_(used.intervened);
   if (used.selected.defined())
     heads.logical_or_(on_host(used.selected.ge(0).flatten(1).any(1, true)));
   return heads;

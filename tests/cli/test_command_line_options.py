@@ -75,7 +75,7 @@ class Options(CommandLineCase):
                 for option in choice["options"]:
                     self.assertIn(f"  {option['name']}", text)
             self.refused(USAGE, [f"help {kind}: expected ", "got 'nothing'"], "help", kind, "nothing")
-        self.refused(USAGE, "help: expected policy, strategy, cache or family", "help", "model")
+        self.refused(USAGE, "help: expected policy, intervene, strategy, cache or family", "help", "model")
 
     def test_help_explains_every_model_family(self):
         names = self.must("help", "family")

@@ -182,6 +182,19 @@ class Interventions(CheckpointCase):
         for name in ("hidden/hidden", "attention/internal", "query/query"):
             np.testing.assert_allclose(dropped[name][first], hidden[name][first], atol=1e-4, err_msg=name)
 
+    def test_a_block_without_its_prefix_is_the_end_of_the_prompt_alone(self):
+        """Rotary positions are relative, so the first block of a long prompt without its prefix equals that of a prompt
+        that begins at the block."""
+        dropped = read(self.recorded("dropped", "--intervene", "drop_external"))
+        alone = read(self.recorded("tail", ids=",".join(map(str, PROMPT[8:]))))
+        rows = [np.flatnonzero((found["steps/kind"] == 1) & (found["steps/block"] == found["steps/block"][
+            found["steps/kind"] == 1][0])) for found in (dropped, alone)]
+        self.assertEqual(*map(len, rows))
+        for name in ("attention/internal", "attention/lse_internal", "hidden/hidden", "prediction/confidence"):
+            np.testing.assert_allclose(*(found[name][of] for found, of in zip((dropped, alone), rows)), atol=2e-4,
+                                       err_msg=name)
+        self.assertTrue(np.array_equal(*(found["prediction/token"][of] for found, of in zip((dropped, alone), rows))))
+
     def test_weights_that_do_the_same(self):
         """In the last layer, columns of the output projection that are 0 or doubled. Keys don't depend on them."""
         last, dim, head = 1, 8, 1

@@ -61,6 +61,7 @@ DECIDES = {
     "--no-stop": ("sdar", [], ["--no-stop"], "stop_ids"),
     "--batch-size": ("sdar", [], ["--batch-size", 2], "batch_size"),
     "--policy": ("sdar", [], (["--policy", "oracle,k=4"], ["--policy", "recent,k=4"]), "policy"),
+    "--intervene": ("sdar", [], ["--intervene", "drop_head,layers=0"], "interventions"),
     "--shadow": ("sdar", QUEST, ["--shadow"], "shadow"),
     "--record": ("sdar", [], ["--record", "sets"], "level"),
     "--layers": ("sdar", [], ["--layers", 0], "layers"),

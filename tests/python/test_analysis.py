@@ -16,7 +16,8 @@ import xarray as xr
 import blockscope
 from conftest import FROZEN, analyze_json, check_equal, command, make
 
-ABSENT = ("selection", "router", "cache", "draft")  # what these metrics are about is in no trace of MAKE_TRACE
+# What these metrics are about is in no trace of MAKE_TRACE.
+ABSENT = ("selection", "router", "cache", "draft", "entropy", "distance", "regions", "heads")
 
 
 def check_all(found, root):

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "analysis/metrics/union_size.h"
+#include "decode_record/schema/trace_layout.h"
 
 namespace blockscope {
 namespace {
@@ -126,6 +127,12 @@ std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choic
         "This trace lacks a sparse policy's sets or the exact ones. {} needs a trace captured with "
         "a sparse policy and --shadow, such as --policy mage,k=512 --shadow.",
         choice.view.label);
+  }
+  const std::optional<Field> only_with = metric_by_name(choice.metric).only_with;
+  if (!sparse && only_with && !exists_in(spec_of(*only_with), meta)) {
+    return fmt::format(
+        "This trace has no {}. {} needs a trace of this version, captured with --record {}.",
+        spec_of(*only_with).path, choice.view.label, choice.level);
   }
   return std::nullopt;
 }

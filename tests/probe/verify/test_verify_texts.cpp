@@ -206,7 +206,7 @@ TEST(VerifyTextTest, APairSaysBothSides) {
   EXPECT_THAT(figure.script,
               AllOf(HasSubstr("reference_point.tsv"), HasSubstr("quest,k=4,page=16")));
   EXPECT_THAT(figure.title, HasSubstr("mage,k=4"));
-  EXPECT_EQ(verify_csv(result, facts()).find("reference,,,,0"),
+  EXPECT_EQ(verify_csv(result, facts()).find("reference,,,,,0"),
             verify_csv(result, facts()).find('\n') + 1);
 }
 
