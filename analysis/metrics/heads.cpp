@@ -73,7 +73,7 @@ class HeadsMetric final : public StepMetric {
     for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
       const auto entropy = of_head(Field::spread_entropy, head);
       if (std::isnan(entropy[2])) {
-        left_out_.values(step.layer(), "values of heads that reused A_out");
+        left_out_.values(step.layer(), kUnknownWeights);
         continue;
       }
       Head& found = head_at(step.layer(), head);

@@ -14,6 +14,7 @@ inline constexpr const char* kNoPrefix = "rows without a prefix";
 inline constexpr const char* kBehindGap = "steps behind a gap";
 inline constexpr const char* kOneStep = "blocks with one step";
 inline constexpr const char* kNonFinite = "values that are NaN or infinite";
+inline constexpr const char* kUnknownWeights = "values of heads that reused A_out";
 inline constexpr const char* kZeroVector = "vectors of length 0";
 
 using LeftOut = std::map<std::string, std::int64_t>;

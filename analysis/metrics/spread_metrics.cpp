@@ -15,8 +15,6 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kUnknownWeights = "values of heads that reused A_out";
-
 /// What the three metrics share.
 class SpreadMetric : public StepMetric {
  public:

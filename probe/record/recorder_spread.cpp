@@ -16,13 +16,18 @@ struct RegionPlaces {
       : answer(count - 4), decided(count - 3), masks(count - 2), after(count - 1) {}
 };
 
+/// External keys before the block; the others of a bidirectional model come after it.
+int64_t keys_before(const TraceMeta& meta, const SequencePass& pass) {
+  return meta.bidirectional ? std::min(pass.block_start, pass.context_length) : pass.context_length;
+}
+
 }  // namespace
 
 /// External key i is position i, and i + B behind a bidirectional model's block.
 std::vector<int64_t> Recorder::key_range_ends(const SequencePass& pass) const {
   const TraceMeta& meta = options_.meta;
   const int64_t count = pass.context_length;
-  const int64_t before = meta.bidirectional ? std::min(pass.block_start, count) : count;
+  const int64_t before = keys_before(meta, pass);
   const auto traced = traced_.find(pass.sequence);
   const int64_t prompt = traced == traced_.end() ? 0 : traced->second.prompt_length;
   std::vector<int64_t> ends{kFirstPositions, prompt, before, count};
@@ -53,8 +58,7 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
   put_head_rows(slot, Field::spread_entropy, layer_index, spread.entropy, row);
   put_head_rows(slot, Field::spread_largest, layer_index, spread.largest, row);
 
-  const int64_t before =
-      meta.bidirectional ? std::min(pass.block_start, pass.context_length) : pass.context_length;
+  const int64_t before = keys_before(meta, pass);
   const int64_t prompt = traced_.at(pass.sequence).prompt_length;
   const RegionPlaces region(meta.regions.size());
   const auto distances = static_cast<size_t>(meta.distance_bins * (meta.bidirectional ? 2 : 1));

@@ -94,6 +94,7 @@ void add_free_running(const VerifyResult& all, const SettingResult& result,
 /// Compares the rule's prediction with the counted reads.
 std::string prediction_text(const PolicyResult& result) {
   if (!result.predicted.has_value()) {
+    if (result.setting.policy.policy == "exact") return "n/a: exact has no rule";
     return "n/a: pages that don't divide the prefix; the rule can't say which sets took the last "
            "one";
   }
@@ -285,7 +286,8 @@ std::string sweep_text(const VerifyResult& result) {
   if (result.settings.size() < 2) return "";
   std::string text =
       "\nSweep: prefix bytes not read and attention time are free-running medians, KL is under "
-      "replay\n tau         gamma  heads  accuracy  tokens equal   KL (nats)   predicted  replayed  "
+      "replay\n tau         gamma  heads  accuracy  tokens equal   KL (nats)   predicted  replayed "
+      " "
       "free-running  attention ms/pass\n";
   const auto add = [&](const std::string& tau, const std::string& gamma, const std::string& heads,
                        const std::string& score, const std::string& equal, const std::string& kl,
