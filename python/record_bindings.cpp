@@ -54,6 +54,7 @@ TraceMeta meta_of(const nb::dict& from) {
       entry<std::string>(from, "array_type") == "f32" ? ArrayType::f32 : ArrayType::bf16;
   meta.regions = entry<std::vector<std::string>>(from, "regions");
   meta.distance_bins = entry<std::int64_t>(from, "distance_bins");
+  meta.has_set_norms = entry<bool>(from, "has_set_norms");
   meta.model_json = to_string(entry<nb::bytes>(from, "model_json"));
   meta.run_json = to_string(entry<nb::bytes>(from, "run_json"));
   meta.pieces = to_strings(entry<std::vector<nb::bytes>>(from, "pieces"));
@@ -78,6 +79,8 @@ std::string_view formats_of(const DatasetSpec& spec, const TraceMeta& meta) {
       return "ql";
     case ElementType::f32:
       return "f";
+    case ElementType::f16:
+      return "e";
     case ElementType::array:
       return meta.array_type == ArrayType::f32 ? "f" : "hH";
   }

@@ -55,11 +55,22 @@ std::optional<ReportTable> sinks_by_layer(const MetricResult& result) {
   const ResultArray lifetime = mean_over_others(result.array("lifetime"), {"layer"});
   const ResultArray moved = mean_over_others(result.array("moved"), {"layer"});
   const ResultArray& places = result.array("places");
+  const bool norms =
+      std::ranges::find(result.arrays, "value_norm", &ResultArray::name) != result.arrays.end();
+  ResultArray value_norm;
+  if (norms) {
+    part.table.header.push_back("value norm");
+    part.caption +=
+        " Value norm: mean norm of the sinks' values, divided by that of the other keys "
+        "in the set.";
+    value_norm = mean_over_others(result.array("value_norm"), {"layer"});
+  }
   for (std::size_t layer = 0; layer < sinks.values.size(); ++layer) {
     part.table.rows.push_back(
         {sinks.axes[0].label(layer), report_number(sinks.values[layer]),
          report_number(mass.values[layer]), report_number(lifetime.values[layer]),
          report_number(moved.values[layer]), report_number(places.at({layer, 0}))});
+    if (norms) part.table.rows.back().push_back(report_number(value_norm.values[layer]));
   }
   return part;
 }

@@ -111,6 +111,91 @@ void normalise(std::span<float> row, std::size_t num_external, double& outside, 
   }
 }
 
+bool has_maps_alone(const TraceReader& trace) {
+  return !trace.has(Field::prefix_key) && trace.has(Field::map_weight);
+}
+
+/// The positions of the keys outside the block.
+std::vector<std::int32_t> external_positions(const TraceReader& trace, std::int64_t row) {
+  const TraceMeta& meta = trace.info().meta;
+  const StepColumns step = trace.steps(row, 1);
+  std::vector<std::int32_t> positions;
+  for (std::int32_t i = 0; i < step.context_length.at(0); ++i) {
+    const bool after = meta.bidirectional && i >= step.block_start.at(0);
+    positions.push_back(after ? i + static_cast<std::int32_t>(meta.block_length) : i);
+  }
+  return positions;
+}
+
+/// The place of a recorded layer or head among those of /map.
+std::size_t map_slot(const TraceReader& trace, const std::vector<std::int64_t>& all,
+                     std::int64_t wanted, const char* what) {
+  const auto found = std::ranges::find(all, wanted);
+  if (found == all.end()) {
+    throw TraceError(fmt::format(
+        "{}: the weights of {} {} were not recorded: expected one of {}. HINT: choose one of them, "
+        "or capture with --record full",
+        trace.info().path, what, wanted, fmt::join(all, ",")));
+  }
+  return static_cast<std::size_t>(found - all.begin());
+}
+
+/// As attention_map(), from /map.
+AttentionMap recorded_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
+                          std::size_t head, const KeysOutside& outside) {
+  const TraceMeta& meta = trace.info().meta;
+  const std::size_t slot =
+      map_slot(trace, meta.map_layers, meta.layers.at(layer), "layer") * meta.map_heads.size() +
+      map_slot(trace, meta.map_heads, meta.heads.at(head), "head");
+  const auto positions = static_cast<std::size_t>(meta.map_positions);
+  const std::vector<float> all =
+      trace.read_floats_at(Field::map_weight, row, TraceReader::kAllLayersOfRow);
+  AttentionMap map;
+  map.num_queries = static_cast<std::size_t>(meta.block_length);
+  const auto weights =
+      std::span(all).subspan(slot * map.num_queries * positions, map.num_queries * positions);
+  if (std::ranges::all_of(weights, [](float x) { return std::isnan(x); })) {
+    throw TraceError(fmt::format(
+        "{}: row {} has no recorded weights. HINT: choose a step that --record-maps named",
+        trace.info().path, row));
+  }
+  map.positions = outside.positions;
+  map.num_external = outside.positions.size();
+  map.block_start = trace.steps(row, 1).block_start.at(0);
+  const auto at = [&](std::size_t query, std::int32_t position) {
+    return weights[query * positions + static_cast<std::size_t>(position)];
+  };
+  for (std::size_t i = 0; i < map.num_queries; ++i) {
+    const auto position = map.block_start + static_cast<std::int32_t>(i);
+    bool there = false;
+    for (std::size_t q = 0; q < map.num_queries && std::cmp_less(position, positions); ++q) {
+      there = there || !std::isnan(at(q, position));
+    }
+    if (there) map.positions.push_back(position);
+  }
+  if (std::ranges::any_of(map.positions, [&](std::int32_t p) {
+        return p < 0 || std::cmp_greater_equal(p, positions);
+      })) {
+    throw CorruptTrace(fmt::format(
+        "{}:/map/weight: row {}: expected keys in {} positions, got others. HINT: the file is "
+        "damaged",
+        trace.info().path, row, positions));
+  }
+  const auto lses = [&](Field field) {
+    const auto floats = trace.read_floats_at(field, row, static_cast<std::int64_t>(layer));
+    const auto of_head = std::span(floats).subspan(head * map.num_queries, map.num_queries);
+    return std::vector<double>(of_head.begin(), of_head.end());
+  };
+  map.lse_external = lses(Field::attention_lse_external);
+  map.lse_internal = lses(Field::attention_lse_internal);
+  for (std::size_t q = 0; q < map.num_queries; ++q) {
+    for (const std::int32_t position : map.positions) map.weights.push_back(at(q, position));
+    if (map.positions.empty() || !std::isnan(map.weights.back())) continue;
+    map.lse_external[q] = map.lse_internal[q] = kNaN;
+  }
+  return map;
+}
+
 }  // namespace
 
 std::size_t kv_slot_of(const TraceReader& trace, std::size_t head) {
@@ -129,6 +214,7 @@ std::size_t kv_slot_of(const TraceReader& trace, std::size_t head) {
 
 KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t layer,
                          std::size_t kv_head) {
+  if (has_maps_alone(trace)) return {external_positions(trace, row), {}};
   require_field(trace, Field::prefix_key, kAttentionMap);
   const TraceMeta& meta = trace.info().meta;
   TraceReader::Prefix all = trace.prefix(Field::prefix_key, row, static_cast<std::int64_t>(layer));
@@ -151,6 +237,7 @@ KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t
 
 AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
                            std::size_t head, const KeysOutside& outside) {
+  if (has_maps_alone(trace)) return recorded_map(trace, row, layer, head, outside);
   require_field(trace, Field::query, kAttentionMap);
   require_field(trace, Field::block_key, kAttentionMap);
   const TraceMeta& meta = trace.info().meta;
@@ -218,15 +305,20 @@ std::vector<float> AttentionMap::mean_weights() const {
   return mean;
 }
 
-std::string_view name_of(KeyRegion region) {
-  return kRegionNames.at(static_cast<std::size_t>(region));
+std::vector<std::string> region_names(const TraceMeta& meta) {
+  if (!meta.regions.empty()) return meta.regions;
+  return {kRegionNames.begin(), kRegionNames.end()};
 }
 
 MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const AttentionMap& map) {
   const Frame frame = trace.frame_before(row);
   const std::vector<std::int64_t>& prompt = frame.prompts.at(0);
   const auto prompt_length = static_cast<std::int64_t>(prompt.size());
-  const std::int64_t end = map.block_start + static_cast<std::int64_t>(map.num_queries);
+  const StepColumns step = trace.steps(row, 1);
+  const std::vector<std::uint8_t> parts = trace.sequence(step.sequence.at(0)).prompt_regions;
+  const SequenceRegions regions{
+      RegionPlaces(region_names(trace.info().meta).size()), prompt_length, map.block_start,
+      map.block_start + static_cast<std::int64_t>(map.num_queries), parts};
   MapTokens result;
   for (const std::int32_t position : map.positions) {
     const std::int64_t generated = position - prompt_length;
@@ -238,18 +330,8 @@ MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const Attention
     }
     // A prompt may hold masks of its own, which the model fills in.
     if (token == frame.mask_token_id) token = -1;
-    KeyRegion region = KeyRegion::answer;
-    if (position >= end) {
-      region = KeyRegion::after;
-    } else if (position >= map.block_start) {
-      region = token == -1 ? KeyRegion::masks : KeyRegion::decided;
-    } else if (position < kFirstPositions) {
-      region = KeyRegion::first;
-    } else if (generated < 0) {
-      region = KeyRegion::prompt;
-    }
     result.tokens.push_back(token);
-    result.regions.push_back(region);
+    result.regions.push_back(regions.at(position, token == -1));
   }
   return result;
 }
@@ -257,16 +339,22 @@ MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const Attention
 MetricResult attention_matrix(const TraceGroup& traces, const MatrixRequest& request) {
   const TraceReader& trace = the_one_trace(traces, request);
   const TraceShape& shape = traces.shape();
-  require_field(trace, Field::prefix_key, request.words.matrix + " attention");
-  const std::int64_t layer = request.layer.value_or(shape.layers.front());
+  const bool maps_alone = has_maps_alone(trace);
+  if (!maps_alone) require_field(trace, Field::prefix_key, request.words.matrix + " attention");
+  const std::vector<std::int64_t>& map_heads = trace.info().meta.map_heads;
+  const std::int64_t layer = request.layer.value_or(
+      maps_alone ? trace.info().meta.map_layers.front() : shape.layers.front());
   const std::size_t slot = slot_of(shape.layers, layer, request.words.layer);
   const auto [row, where] = one_row(trace, request);
   std::vector<std::size_t> heads;
   if (request.head) {
     heads.push_back(slot_of(shape.heads, *request.head, request.words.head));
   } else {
-    heads.resize(shape.heads.size());
-    std::iota(heads.begin(), heads.end(), std::size_t{0});
+    for (std::size_t head = 0; head < shape.heads.size(); ++head) {
+      if (!maps_alone || std::ranges::find(map_heads, shape.heads[head]) != map_heads.end()) {
+        heads.push_back(head);
+      }
+    }
   }
   AttentionMap first;
   std::vector<double> values;
@@ -296,7 +384,7 @@ MetricResult attention_matrix(const TraceGroup& traces, const MatrixRequest& req
   result.title = "Attention weights of " + where;
   result.formula = "A_ij = exp(q_i . k_j * scale - L_i)";
   result.source = "softmax attention; L is the log-sum-exp over all keys";
-  result.computed_from = "/query/query, /kv/key, /prefix/key";
+  result.computed_from = maps_alone ? "/map/weight" : "/query/query, /kv/key, /prefix/key";
   ResultAxis queries = numbered("position", first.num_queries, 0);
   ResultAxis columns{"key", {first.positions.begin(), first.positions.end()}, {}};
   result.arrays.push_back(

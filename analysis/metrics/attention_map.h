@@ -1,5 +1,6 @@
 // The attention weights of one row: which keys each query of the block looks at. They are computed
-// again from the queries and keys that a trace of level full has, for one layer and query head.
+// again from the queries and keys that a trace of level full has, for one layer and query head. A
+// trace without keys may hold the weights of some layers and heads themselves (--record-maps).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ struct KeysOutside {
   std::vector<std::int32_t> positions;  ///< [N], ascending
   std::vector<float> values;            ///< [N, head_dim], after QK-norm and RoPE
 };
-/// `layer` and `kv_head` are recorded slots. Throws TraceError below level full.
+/// `layer` and `kv_head` are recorded slots. Values are empty for a trace that has weights instead.
+/// Throws TraceError for a trace with neither.
 KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t layer,
                          std::size_t kv_head);
 
@@ -41,7 +43,8 @@ struct AttentionMap {
 /// The weights of exact attention over all keys, under every policy. `layer` and `head` are
 /// recorded slots. `outside`: keys_outside() of the same row, layer and the head's KV head. Scores
 /// are accumulated in float32, the softmax in float64. Throws TraceError below level full or for a
-/// row without arrays, CorruptTrace if the number of keys is not the row's context_length.
+/// row without arrays, or a layer, head or step whose weights were not recorded, CorruptTrace if
+/// the number of keys is not the row's context_length.
 AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
                            std::size_t head, const KeysOutside& outside);
 
@@ -49,22 +52,13 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
 /// not recorded.
 std::size_t kv_slot_of(const TraceReader& trace, std::size_t head);
 
-/// What stands at a key's position, in the order of kRegionNames.
-enum class KeyRegion : std::uint8_t {
-  first,    ///< the first kFirstPositions
-  prompt,   ///< the rest of the prompt
-  answer,   ///< decoded before the block
-  decided,  ///< in the block, decided
-  masks,    ///< in the block, still a mask
-  after     ///< after the block, which bidirectional models see
-};
-inline constexpr std::size_t kNumKeyRegions = kRegionNames.size();
-std::string_view name_of(KeyRegion region);
+/// The names of regions of a trace's keys: kRegionNames, and the parts of its prompts.
+std::vector<std::string> region_names(const TraceMeta& meta);
 
 /// Tokens and regions of the keys of a map, from the state before the row.
 struct MapTokens {
   std::vector<std::int64_t> tokens;  ///< [N + T]; -1: a mask
-  std::vector<KeyRegion> regions;    ///< [N + T]
+  std::vector<std::size_t> regions;  ///< [N + T], indices into region_names()
 };
 MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const AttentionMap& map);
 

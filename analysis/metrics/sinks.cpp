@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <span>
+#include <utility>
 
 #include "analysis/math/running_mean.h"
 #include "analysis/metrics/attention_map.h"
@@ -40,7 +41,13 @@ class SinksMetric final : public StepMetric {
     }
     with_block_ = meta.set_normaliser == SetNormaliser::prefix_and_block;
     ++trace_;
-    return {{Field::set_topk, Field::set_probability}, false, false, {}};
+    has_norms_ = meta.has_set_norms;
+    any_norms_ = any_norms_ || has_norms_;
+    if (!has_norms_) return {{Field::set_topk, Field::set_probability}, false, false, {}};
+    return {{Field::set_topk, Field::set_probability, Field::set_key_norm, Field::set_value_norm},
+            false,
+            false,
+            {}};
   }
 
   void add(const StepView& step) override {
@@ -72,6 +79,7 @@ class SinksMetric final : public StepMetric {
     for (std::size_t head = 0; head < shape_.kv_heads.size(); ++head) {
       add_head(step, head, sets.ints().subspan(head * k, k),
                probabilities.floats().subspan(head * k, k), factor_ / keys);
+      if (has_norms_) add_norms(step, head, layer.heads[head]);
       for (const auto& [position, run] : layer.heads[head].runs) ++heads_of[position];
     }
     for (const auto& [position, count] : heads_of) {
@@ -104,6 +112,14 @@ class SinksMetric final : public StepMetric {
         by_head("moved", "share",
                 "standard deviation of the strongest sink's place over a block, of the prefix",
                 &Head::moved));
+    if (any_norms_) {
+      const char* const text = "of the sinks, as a multiple of that of the set's other keys";
+      result.arrays.push_back(
+          by_head("key_norm", "ratio", fmt::format("key norm {}", text).c_str(), &Head::key_norm));
+      result.arrays.push_back(by_head(
+          "value_norm", "ratio", fmt::format("value norm {}", text).c_str(), &Head::value_norm));
+      result.computed_from += ", /sets/key_norm, /sets/value_norm";
+    }
     ResultArray shared = shared_.means("shared", "share", "share of the KV heads that have a sink",
                                        layers, {"any", {0.0}, {}});
     shared.axes.erase(shared.axes.begin() + 1);
@@ -117,7 +133,7 @@ class SinksMetric final : public StepMetric {
   struct Head {
     std::map<std::int32_t, std::int64_t> runs;  // sinks of the last step: position, steps in a row
     std::vector<double> strongest;              // places in the prefix, over the block's steps
-    RunningMean lifetime, moved;
+    RunningMean lifetime, moved, key_norm, value_norm;
   };
   struct Layer {
     std::int64_t trace = -1, sequence = -1;
@@ -167,6 +183,29 @@ class SinksMetric final : public StepMetric {
     }
     end_steps(head, runs, step.previous() != nullptr, slot, column, now.step);
     head.runs = std::move(runs);
+  }
+
+  /// After add_head(): its runs are the sinks of this step.
+  void add_norms(const StepView& step, std::size_t column, Head& head) const {
+    const auto k = static_cast<std::size_t>(shape_.set_size);
+    const auto set = step.now(Field::set_topk).ints().subspan(column * k, k);
+    const auto ratio = [&](Field field) {
+      const auto norms = step.now(field).floats().subspan(column * k, k);
+      double sinks = 0.0;
+      double others = 0.0;
+      std::size_t length = 0;
+      for (; length < set.size() && set[length] >= 0; ++length) {
+        (head.runs.contains(set[length]) ? sinks : others) += double{norms[length]};
+      }
+      const auto count = static_cast<double>(head.runs.size());
+      const double rest = static_cast<double>(length) - count;
+      return count > 0.0 && rest > 0.0 ? (sinks / count) / (others / rest) : kNaN;
+    };
+    for (const auto& [field, mean] : {std::pair{Field::set_key_norm, &head.key_norm},
+                                      std::pair{Field::set_value_norm, &head.value_norm}}) {
+      const double value = ratio(field);
+      if (!std::isnan(value)) mean->add(value);
+    }
   }
 
   /// Counts the sinks of the last step that are none any more, and the share of those that stay.
@@ -247,6 +286,7 @@ class SinksMetric final : public StepMetric {
   TraceShape shape_;
   std::int64_t trace_ = -1;
   bool with_block_ = false;
+  bool has_norms_ = false, any_norms_ = false;  // of this trace, of any
   std::vector<Layer> layers_;
   StepGrid sinks_, mass_, kept_, first_mass_, shared_;
   LayerCounts left_out_;

@@ -19,9 +19,11 @@ namespace blockscope {
 /// of the previous step's sinks that are still sinks), `first_mass` (probability on the first 4
 /// positions, as far as they are in the set). [layer, kv_head]: `lifetime` (steps in a row; a
 /// block's end ends it), `moved` (standard deviation of the strongest sink's place over a block's
-/// steps, as a share of the prefix). [layer, step]: `shared` (share of the layer's KV heads that
-/// have a sink, mean over its sinks). [layer, tenth]: `places` (share of the sinks by tenth of the
-/// prefix).
+/// steps, as a share of the prefix), `key_norm` and `value_norm` (norms of the sinks' keys and
+/// values as multiples of those of the set's other keys; small values: One Token Is Enough, arXiv
+/// 2601.19657; only with /sets/key_norm). [layer, step]: `shared` (share of the layer's KV heads
+/// that have a sink, mean over its sinks). [layer, tenth]: `places` (share of the sinks by tenth of
+/// the prefix).
 std::unique_ptr<StepMetric> make_sinks_metric(const MetricOptions& options);
 
 }  // namespace blockscope

@@ -19,7 +19,7 @@ std::string policy_of(const TraceInfo& trace) {
 /// Whether the run changed attention (--intervene).
 bool intervened(const TraceInfo& trace) {
   const auto run = nlohmann::json::parse(trace.meta.run_json, nullptr, false);
-  return run.is_object() && run.contains("interventions");
+  return trace.meta.has_interventions || (run.is_object() && run.contains("interventions"));
 }
 
 /// The text after `--record` for a capture that writes the dataset.
@@ -30,6 +30,12 @@ std::string_view level_of(Exists exists) {
     case Exists::summary:
     case Exists::spread:
       return "summary";
+    case Exists::prompt_regions:
+      return "summary --regions FILE";
+    case Exists::intervened:
+      return "summary --intervene drop_head,layers=3";
+    case Exists::maps:
+      return "summary --record-maps \"layers=3;heads=0\"";
     case Exists::selected:
     case Exists::lse_residual:
       return "summary --policy mage,k=512";
@@ -49,6 +55,7 @@ std::string_view level_of(Exists exists) {
     case Exists::staleness:
       return "summary --shadow, of a bidirectional model";
     case Exists::sets:
+    case Exists::set_norms:
       return "sets";
     case Exists::outputs:
       return "outputs";

@@ -22,9 +22,10 @@ ViewType view_type(const DatasetSpec& spec, const TraceMeta& meta) {
     case ElementType::array:
       return meta.array_type == ArrayType::bf16 ? ViewType::bf16 : ViewType::f32;
     case ElementType::i64:
+    case ElementType::f16:
       break;
   }
-  throw std::logic_error("StepReader: 64-bit columns are not handed to metrics");
+  throw std::logic_error("StepReader: 64-bit columns and maps are not handed to metrics");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "analysis/figures/svg.h"
+#include "analysis/report/attention_html.h"
 #include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
 
@@ -128,7 +129,7 @@ std::string page_html(const ReportPage& page, const std::vector<RenderedFigure>&
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
       "<title>{}</title>\n<style>\n{}{}</style>\n</head>\n<body>\n<main>\n",
-      escape_markup(page.title), kCss, trajectory_css());
+      escape_markup(page.title), kCss, trajectory_css() + attention_css());
   html += header_html(page);
   PartWriter write(rendered);
   for (const ReportSection& section : page.sections) {

@@ -143,7 +143,7 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   if (!traces.trace(0).info().meta.has_draft) {
     page.sections.push_back(reuse_section(metrics, reuse));
   }
-  page.sections.push_back(attention_section(metrics));
+  page.sections.push_back(attention_section(traces, choice, metrics));
   page.sections.push_back(sets_section(metrics));
   if (metrics.find("selection") != nullptr || metrics.missing.count("selection") > 0) {
     page.sections.push_back(selection_section(metrics));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "analysis/report/attention_html.h"
 #include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
 #include "decode_record/base/error.h"
@@ -24,6 +25,7 @@ class SectionBuilder {
   void add(std::vector<ReportFigure> figures) {
     for (ReportFigure& figure : figures) section_.parts.emplace_back(std::move(figure));
   }
+  void add_html(std::string html) { section_.parts.emplace_back(ReportHtml{std::move(html)}); }
   void note(const std::string& text) {
     section_.parts.emplace_back(ReportHtml{html_paragraph(text, "note")});
   }
@@ -109,7 +111,31 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
   return section.take();
 }
 
-ReportSection attention_section(const ReportMetrics& metrics) {
+namespace {
+
+/// The map of one head over real text, if the trace has weights.
+void add_looked_at(SectionBuilder& section, const TraceGroup& traces, const PictureChoice& choice,
+                   const MetricResult* heads) {
+  const TraceReader& trace = traces.trace(0);
+  if (heads == nullptr || choice.blocks.empty()) return;
+  if (!trace.has(Field::prefix_key) && !trace.has(Field::map_weight)) {
+    return section.note(
+        "The text that a head looks at is missing. It needs --record full, or --record-maps.");
+  }
+  std::optional<LookedAt> head = most_telling_head(trace, *heads);
+  if (choice.heatmap.head_slot) {
+    head = LookedAt{static_cast<std::size_t>(choice.heatmap.layer_slot),
+                    static_cast<std::size_t>(*choice.heatmap.head_slot), "The chosen head."};
+  }
+  if (!head) return;
+  const std::string html = attention_html(trace, choice.blocks[choice.block], *head);
+  if (!html.empty()) section.add_html(html);
+}
+
+}  // namespace
+
+ReportSection attention_section(const TraceGroup& traces, const PictureChoice& choice,
+                                const ReportMetrics& metrics) {
   SectionBuilder section(
       metrics, "attention", "Where attention goes",
       "How widely a head spreads its weights, how far away the keys stand, and "
@@ -118,6 +144,7 @@ ReportSection attention_section(const ReportMetrics& metrics) {
       "diffusion models they can move from step to step.");
   section.add_from("entropy", entropy_map);
   section.add_from("heads", head_classes);
+  add_looked_at(section, traces, choice, metrics.find("heads"));
   section.add_from("regions", regions_over_steps);
   section.add_from("distance", attention_by_distance);
   section.add_from("distance", attention_in_block);

@@ -28,8 +28,9 @@ ReportSection stability_section(const TraceGroup& traces, const PictureChoice& c
                                 const ReportMetrics& metrics);
 /// What reuse would save and cost.
 ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& reuse);
-/// Attention sinks: which prefix keys receive most, and how they move.
-ReportSection attention_section(const ReportMetrics& metrics);
+/// Which keys receive the weights, and attention sinks.
+ReportSection attention_section(const TraceGroup& traces, const PictureChoice& choice,
+                                const ReportMetrics& metrics);
 /// MAGE's observations: key sets and query statistics.
 ReportSection sets_section(const ReportMetrics& metrics);
 /// Keys that a sparse policy read, for traces of sparse policies.

@@ -8,19 +8,16 @@
 namespace blockscope {
 namespace {
 
-bool is_float(h5::Element element) {
-  return element == h5::Element::f32 || element == h5::Element::bf16;
-}
+bool is_float(h5::Element element) { return element == h5::Element::f32 || h5::is_half(element); }
 
 double float_at(const std::byte* bytes, h5::Element element, std::size_t i) {
   std::uint32_t word = 0;
-  if (element == h5::Element::bf16) {
+  if (h5::is_half(element)) {
     std::uint16_t half = 0;
     std::memcpy(&half, bytes + 2 * i, 2);
-    word = std::uint32_t{half} << 16U;
-  } else {
-    std::memcpy(&word, bytes + 4 * i, 4);
+    return h5::widen(element, half);
   }
+  std::memcpy(&word, bytes + 4 * i, 4);
   return std::bit_cast<float>(word);
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <limits>
 
 #include "decode_record/base/error.h"
@@ -37,16 +38,32 @@ H5Type file_type(Element element) {
     case Element::f64:
       return H5Type(H5Tcopy(H5T_IEEE_F64LE));
     case Element::bf16:
+    case Element::f16:
       break;
   }
-  // bfloat16 is the upper half of a float32. Set the fields before the size, or HDF5 refuses the
-  // size.
+  // bfloat16 is the upper half of a float32; IEEE binary16 has 5 bits of exponent and 10 of
+  // mantissa. Set the fields before the size, or HDF5 refuses the size.
+  const bool brain = element == Element::bf16;
+  const char* const name = brain ? "bfloat16 type" : "float16 type";
   H5Type type(H5Tcopy(H5T_IEEE_F32LE));
-  check(H5Tset_fields(type.get(), 15, 7, 8, 0, 7), "bfloat16 type", "set fields");
-  check(H5Tset_precision(type.get(), 16), "bfloat16 type", "set precision");
-  check(H5Tset_size(type.get(), 2), "bfloat16 type", "set size");
-  check(H5Tset_ebias(type.get(), 127), "bfloat16 type", "set exponent bias");
+  check(brain ? H5Tset_fields(type.get(), 15, 7, 8, 0, 7)
+              : H5Tset_fields(type.get(), 15, 10, 5, 0, 10),
+        name, "set fields");
+  check(H5Tset_precision(type.get(), 16), name, "set precision");
+  check(H5Tset_size(type.get(), 2), name, "set size");
+  check(H5Tset_ebias(type.get(), brain ? 127 : 15), name, "set exponent bias");
   return type;
+}
+
+float widen(Element element, std::uint16_t word) {
+  if (element == Element::bf16) return std::bit_cast<float>(std::uint32_t{word} << 16U);
+  const std::uint32_t sign = std::uint32_t{word & 0x8000U} << 16U;
+  const std::uint32_t exponent = (word >> 10U) & 31U;
+  const std::uint32_t mantissa = word & 1023U;
+  std::uint32_t bits = (exponent + 112U) << 23U | mantissa << 13U;
+  if (exponent == 31U) bits = 0x7F800000U | mantissa << 13U;
+  if (exponent == 0U) bits = std::bit_cast<std::uint32_t>(static_cast<float>(mantissa) * 0x1p-24F);
+  return std::bit_cast<float>(sign | bits);
 }
 
 namespace {
@@ -78,10 +95,10 @@ void set_fill_value(const H5Plist& plist, Element element, const std::string& wh
   } else if (element != Element::u8) {
     // As raw words: this avoids HDF5's conversion of a NaN to a custom float.
     const H5Type type = file_type(element);
-    const std::uint16_t nan16 = 0x7FC0;
+    const std::uint16_t nan16 = element == Element::bf16 ? 0x7FC0 : 0x7E00;
     const double nan64 = std::numeric_limits<double>::quiet_NaN();
     const void* value = &nan;
-    if (element == Element::bf16) value = &nan16;
+    if (is_half(element)) value = &nan16;
     if (element == Element::f64) value = &nan64;
     check(H5Pset_fill_value(plist.get(), type.get(), value), where, "set fill value");
   }
@@ -92,6 +109,7 @@ std::size_t size_of(Element element) {
     case Element::u8:
       return 1;
     case Element::bf16:
+    case Element::f16:
       return 2;
     case Element::i64:
     case Element::f64:
@@ -115,6 +133,8 @@ std::string_view name_of(Element element) {
       return "f32";
     case Element::f64:
       return "f64";
+    case Element::f16:
+      return "f16";
     case Element::bf16:
       break;
   }
@@ -322,14 +342,14 @@ void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<cons
           void* data) {
   silence();
   if (!dataset.parts.empty()) {
-    const Element element = dataset.element == Element::bf16 ? Element::f32 : dataset.element;
+    const Element element = is_half(dataset.element) ? Element::f32 : dataset.element;
     return read_parts(dataset, start, count, data, size_of(element), &read);
   }
   const H5Space source = box(dataset, start, count);
   const H5Space target(
       check_id(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
                dataset.name, "read"));
-  const H5Type type = file_type(dataset.element == Element::bf16 ? Element::f32 : dataset.element);
+  const H5Type type = file_type(is_half(dataset.element) ? Element::f32 : dataset.element);
   check(H5Dread(dataset.handle.get(), type.get(), target.get(), source.get(), H5P_DEFAULT, data),
         dataset.name, "read");
 }

@@ -57,11 +57,14 @@ static_assert(std::is_nothrow_move_assignable_v<H5File> && !std::is_copy_assigna
 /// Version of the library that this process runs with, such as "1.10.8"; empty if unknown.
 std::string library_version();
 
-/// Element types. `bf16` is a 16-bit HDF5 float that any HDF5 reads as float. `f64` is only for
-/// results, not for traces.
-enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f64 };
+/// Element types. `bf16` and `f16` (IEEE binary16) are 16-bit HDF5 floats that any HDF5 reads as
+/// float. `f64` is only for results, not for traces.
+enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f16, f64 };
+inline bool is_half(Element element) { return element == Element::bf16 || element == Element::f16; }
+/// The value of a 16-bit word of a type that is_half().
+float widen(Element element, std::uint16_t word);
 std::size_t size_of(Element element);
-std::string_view name_of(Element element);  ///< "u8", ..., "bf16"
+std::string_view name_of(Element element);  ///< "u8", ..., "f16"
 
 /// `read`: the file was closed, and nobody writes it. `swmr_read`: somebody may be writing it.
 /// `dead_read`: its writer was killed, so a wrong checksum means damage and not a write in
@@ -159,14 +162,14 @@ void set_extent(Dataset& dataset, std::span<const hsize_t> extent);
 void refresh(Dataset& dataset);
 void flush(const Dataset& dataset);
 
-/// Writes or reads the box [start, start + count) from or into `data`. bf16 elements are raw words
+/// Writes or reads the box [start, start + count) from or into `data`. 16-bit floats are raw words
 /// for write() and floats for read().
 void write(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
            const void* data);
 void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
           void* data);
 
-/// As read(), but without conversion: bf16 elements stay 16-bit words.
+/// As read(), but without conversion: 16-bit floats stay words.
 void read_words(const Dataset& dataset, std::span<const hsize_t> start,
                 std::span<const hsize_t> count, void* data);
 

@@ -11,19 +11,18 @@
 namespace blockscope {
 namespace {
 
-constexpr std::size_t kWidenBytes = std::size_t{8} << 20U;  // bfloat16 words read at one time
+constexpr std::size_t kWidenBytes = std::size_t{8} << 20U;  // 16-bit words read at one time
 
-/// The type after reading: bfloat16 is widened.
+/// The type after reading: 16-bit floats are widened.
 h5::Element as_read(h5::Element element) {
-  return element == h5::Element::bf16 ? h5::Element::f32 : element;
+  return h5::is_half(element) ? h5::Element::f32 : element;
 }
 
-/// Converts bfloat16 words to floats.
-void widen(std::span<const std::uint16_t> words, std::byte* out) {
+void widen_all(h5::Element element, std::span<const std::uint16_t> words, std::byte* out) {
   for (const std::uint16_t word : words) {
-    const std::uint32_t bits = std::uint32_t{word} << 16U;
-    std::memcpy(out, &bits, sizeof(bits));
-    out += sizeof(bits);
+    const float value = h5::widen(element, word);
+    std::memcpy(out, &value, sizeof(value));
+    out += sizeof(value);
   }
 }
 
@@ -86,7 +85,7 @@ void TraceArrays::read(std::string_view path, std::span<const std::int64_t> star
   if (elements == 0) return;
   std::vector<hsize_t> from(start.begin(), start.end());
   std::vector<hsize_t> box(count.begin(), count.end());
-  if (dataset.element != h5::Element::bf16) {
+  if (!h5::is_half(dataset.element)) {
     h5::read_words(dataset, from, box, out.data());
     return;
   }
@@ -100,7 +99,7 @@ void TraceArrays::read(std::string_view path, std::span<const std::int64_t> star
     box[0] = std::min(most, end - from[0]);
     words.resize(static_cast<std::size_t>(box[0]) * row);
     h5::read_words(dataset, from, box, words.data());
-    widen(words, to);
+    widen_all(dataset.element, words, to);
     to += words.size() * sizeof(float);
   }
 }

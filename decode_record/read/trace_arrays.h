@@ -18,7 +18,7 @@ struct TraceArray {
   std::vector<std::string> axes;    ///< names of the dimension scales, as many as `shape`
   std::vector<std::int64_t> shape;  ///< the growing axis is cut to what was committed at opening
   std::string description;          ///< one line
-  std::string stored_type;          ///< the type in the file: `type`, or "bf16"
+  std::string stored_type;          ///< the type in the file: `type`, or "bf16", "f16"
 };
 
 class TraceArrays {

@@ -109,6 +109,12 @@ void TraceCheck::check_prompts(std::int64_t first, std::int64_t end) const {
     check_tokens(Field::sequence_prompt_token, at,
                  trace_->column<std::int32_t>(Field::sequence_prompt_token, at,
                                               std::min(kElementsAhead, end - at)));
+    if (!trace_->has(Field::sequence_prompt_region)) continue;
+    const auto last = static_cast<std::int64_t>(trace_->meta().regions.size()) - 1;
+    for (const std::uint8_t region : trace_->column<std::uint8_t>(
+             Field::sequence_prompt_region, at, std::min(kElementsAhead, end - at))) {
+      check(Field::sequence_prompt_region, "elements from", at, region, 0, last);
+    }
   }
 }
 

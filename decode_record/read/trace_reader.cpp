@@ -24,7 +24,8 @@ std::vector<float> to_floats(const std::vector<std::byte>& rows, h5::Element ele
   for (std::size_t i = 0; i < values.size(); ++i) {
     std::uint16_t word = 0;
     std::memcpy(&word, rows.data() + 2 * i, sizeof(word));
-    values[i] = std::bit_cast<float>(std::uint32_t{word} << 16U);
+    values[i] = element == h5::Element::bf16 ? std::bit_cast<float>(std::uint32_t{word} << 16U)
+                                             : h5::widen(element, word);
   }
   return values;
 }
@@ -44,7 +45,7 @@ std::vector<std::int32_t> to_ints(const std::vector<std::byte>& rows, h5::Elemen
 h5::Element checked_element(const StoredTrace& raw, Field field, bool floats) {
   const DatasetSpec& spec = spec_of(field);
   const h5::Element element = file_element(spec, raw.meta());
-  const bool is_float = element == h5::Element::f32 || element == h5::Element::bf16;
+  const bool is_float = element == h5::Element::f32 || h5::is_half(element);
   if (is_float != floats || element == h5::Element::i64 || !spec.per_row()) {
     throw UsageError(fmt::format("{}: not a dataset of {} with a row axis", spec.path,
                                  floats ? "floats" : "32-bit integers"));
@@ -184,6 +185,12 @@ SequenceInfo TraceReader::sequence(std::int64_t index) const {
   info.answer = impl_->text(Field::sequence_answer_start, Field::sequence_answer_length, index);
   info.metric = impl_->text(Field::sequence_metric_start, Field::sequence_metric_length, index);
   info.prompt = impl_->prompt(index);
+  if (has(Field::sequence_prompt_region)) {
+    info.prompt_regions = impl_->raw.column<std::uint8_t>(
+        Field::sequence_prompt_region,
+        impl_->value<std::int64_t>(Field::sequence_prompt_start, index),
+        static_cast<std::int64_t>(info.prompt.size()));
+  }
   std::ranges::copy(impl_->raw.column<std::uint8_t>(Field::sequence_prompt_hash, index, 1),
                     info.prompt_hash.begin());
   info.gen_length = impl_->value<std::int32_t>(Field::sequence_gen_length, index);

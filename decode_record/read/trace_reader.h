@@ -33,7 +33,8 @@ struct TraceInfo {
 struct SequenceInfo {
   std::string name;
   PromptHash prompt_hash{};
-  std::vector<std::int64_t> prompt;  ///< token ids
+  std::vector<std::int64_t> prompt;          ///< token ids
+  std::vector<std::uint8_t> prompt_regions;  ///< indices into meta.regions; empty: without parts
   std::int64_t gen_length = 0;
   std::string answer;
   std::string metric;

@@ -35,6 +35,7 @@ std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::in
     case Field::drafted_rank_under_target:
       return ValueBounds{-1, meta.vocab_size - 1};
     case Field::attention_reused:
+    case Field::attention_intervened:
       return ValueBounds{0, 1};
     default:
       return std::nullopt;

@@ -83,7 +83,10 @@ class Search {
       const auto start = longs(start_field, 0, all);
       const auto length = ints(length_field, 0, all);
       std::string why;
-      const std::int64_t there = trace_.whole_rows(elements, trace_.extent(elements), &why);
+      std::int64_t there = trace_.whole_rows(elements, trace_.extent(elements), &why);
+      if (prompt && trace_.has(Field::sequence_prompt_region)) {
+        there = std::min(there, trace_.whole_rows(Field::sequence_prompt_region, there, &why));
+      }
       for (std::size_t i = 0; i < start.size(); ++i) {
         if (text && reasons[i] == 0) continue;  // has no text yet
         if (start[i] + length[i] <= there) continue;

@@ -43,15 +43,20 @@ constexpr std::array<IntField, 2> kRouterInts{{{"experts_per_token", &TraceMeta:
 constexpr const char* kRegions = "regions";
 constexpr const char* kBinsAttribute = "distance_bins";
 
+// Likewise, only with /map. Its layers and heads are coordinates.
+constexpr const char* kMapPositions = "map_positions";
+
 // Likewise, only if they are true.
 struct Mark {
   const char* name;
   bool TraceMeta::*member;
 };
-constexpr std::array<Mark, 4> kMarks{{{"has_cache", &TraceMeta::has_cache},
+constexpr std::array<Mark, 6> kMarks{{{"has_cache", &TraceMeta::has_cache},
                                       {"has_revocations", &TraceMeta::has_revocations},
                                       {"has_kl", &TraceMeta::has_kl},
-                                      {"has_draft", &TraceMeta::has_draft}}};
+                                      {"has_draft", &TraceMeta::has_draft},
+                                      {"has_set_norms", &TraceMeta::has_set_norms},
+                                      {"has_interventions", &TraceMeta::has_interventions}}};
 
 // Likewise: each is a column of meta.draft_cost. Their length is the attribute kDraftCosts.
 constexpr const char* kDraftCosts = "draft_costs";
@@ -75,6 +80,9 @@ constexpr std::array<SelectionField, 3> kSelections{
     {{"layers", Field::layer, &TraceMeta::layers},
      {"heads", Field::head, &TraceMeta::heads},
      {"kv_heads", Field::kv_head, &TraceMeta::kv_heads}}};
+constexpr std::array<SelectionField, 2> kMapSelections{
+    {{"map_layers", Field::map_layer, &TraceMeta::map_layers},
+     {"map_heads", Field::map_head, &TraceMeta::map_heads}}};
 
 template <typename Value>
 std::vector<std::byte> to_bytes(const std::vector<Value>& values) {
@@ -246,6 +254,8 @@ h5::Element file_element(const DatasetSpec& spec, const TraceMeta& meta) {
     case ElementType::array:
       if (meta.array_type == ArrayType::bf16) return h5::Element::bf16;
       break;
+    case ElementType::f16:
+      return h5::Element::f16;
     case ElementType::f32:
       break;
   }
@@ -295,6 +305,7 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
     h5::write_attribute(file, "/", kRegions, fmt::format("{}", fmt::join(meta.regions, ",")));
     h5::write_attribute(file, "/", kBinsAttribute, meta.distance_bins);
   }
+  if (!meta.map_layers.empty()) h5::write_attribute(file, "/", kMapPositions, meta.map_positions);
   for (const Mark& mark : kMarks) {
     if (meta.*mark.member) h5::write_attribute(file, "/", mark.name, std::int64_t{1});
   }
@@ -317,6 +328,10 @@ std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& me
       return to_bytes(to_int32(meta.heads));
     case Field::kv_head:
       return to_bytes(to_int32(meta.kv_heads));
+    case Field::map_layer:
+      return to_bytes(to_int32(meta.map_layers));
+    case Field::map_head:
+      return to_bytes(to_int32(meta.map_heads));
     case Field::distance:
       return to_bytes(distances(meta));
     case Field::offset:
@@ -384,6 +399,12 @@ TraceMeta read_header(const h5::File& file) {
   for (const SelectionField& selection : kSelections) {
     meta.*selection.member = read_coordinate(file, selection.field);
   }
+  if (const auto positions = h5::read_int_attribute(file, "/", kMapPositions)) {
+    meta.map_positions = *positions;
+    for (const SelectionField& selection : kMapSelections) {
+      meta.*selection.member = read_coordinate(file, selection.field);
+    }
+  }
   meta.draft_cost = read_costs(file);
   meta.model_json = read_text(file, Field::model_json);
   meta.run_json = read_text(file, Field::run_json);
@@ -424,6 +445,11 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
     differs(selection.name, fmt::format("{}", fmt::join(file.*selection.member, " ")),
             fmt::format("{}", fmt::join(wanted.*selection.member, " ")));
   }
+  for (const SelectionField& selection : kMapSelections) {
+    differs(selection.name, fmt::format("{}", fmt::join(file.*selection.member, " ")),
+            fmt::format("{}", fmt::join(wanted.*selection.member, " ")));
+  }
+  differs(kMapPositions, file.map_positions, wanted.map_positions);
   differs("level", to_string(file.level), to_string(wanted.level));
   differs("softmax_scale", file.softmax_scale, wanted.softmax_scale);
   differs("array_type", kArrayTypeNames[static_cast<std::size_t>(file.array_type)],

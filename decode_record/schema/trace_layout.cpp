@@ -24,6 +24,9 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "distance",
     "offset",
     "region",
+    "map_layer",
+    "map_head",
+    "position",
     "model_byte",
     "run_byte",
     "one",
@@ -79,6 +82,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::full);
     case Exists::sets_full:
       return at_least(RecordLevel::full) && meta.set_size > 0;
+    case Exists::set_norms:
+      return at_least(RecordLevel::sets) && meta.set_size > 0 && meta.has_set_norms;
     case Exists::selected:
       return at_least(RecordLevel::summary) && meta.selected_size > 0;
     case Exists::residual:
@@ -91,6 +96,12 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::outputs) && meta.has_shadow;
     case Exists::spread:
       return at_least(RecordLevel::summary) && !meta.regions.empty();
+    case Exists::prompt_regions:
+      return at_least(RecordLevel::summary) && meta.regions.size() > kRegionNames.size();
+    case Exists::intervened:
+      return at_least(RecordLevel::summary) && meta.has_interventions;
+    case Exists::maps:
+      return at_least(RecordLevel::summary) && !meta.map_layers.empty();
     case Exists::router:
       return at_least(RecordLevel::summary) && meta.experts_per_token > 0;
     case Exists::cache:
@@ -149,6 +160,12 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
       return 2 * meta.block_length - 1;
     case Axis::region:
       return size(meta.regions);
+    case Axis::map_layer:
+      return size(meta.map_layers);
+    case Axis::map_head:
+      return size(meta.map_heads);
+    case Axis::position:
+      return meta.map_positions;
     case Axis::model_byte:
       return size(meta.model_json);
     case Axis::run_byte:
@@ -179,6 +196,8 @@ std::size_t element_size(const DatasetSpec& spec, const TraceMeta& meta) {
       return 8;
     case ElementType::array:
       return meta.array_type == ArrayType::bf16 ? 2 : 4;
+    case ElementType::f16:
+      return 2;
     case ElementType::i32:
     case ElementType::f32:
       break;

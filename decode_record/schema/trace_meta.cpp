@@ -21,6 +21,8 @@ constexpr std::array<std::string_view, 5> kReasonNames{"unfinished", "length", "
                                                        "interrupted"};
 // No model comes near. It keeps products of sizes in range if they come from a damaged file.
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;
+// HDF5 takes chunks of less than 4 GB; a row of /map is one.
+constexpr std::int64_t kLargestMapRow = std::int64_t{1} << 31;
 // One day: longer than any pass, and exact in a double.
 constexpr std::int64_t kLongestPassNs = std::int64_t{86'400} * 1'000'000'000;
 
@@ -38,6 +40,22 @@ void check_selection(std::string_view name, const std::vector<std::int64_t>& cho
     throw UsageError(
         fmt::format("trace meta: {}: expected at least one index, rising, in [0, {}), got [{}]",
                     name, limit, fmt::join(chosen, ", ")));
+  }
+}
+
+/// /map belongs to recorded layers and heads, and its rows have one chunk each.
+void check_maps(const TraceMeta& meta) {
+  if (meta.map_layers.empty() && meta.map_heads.empty() && meta.map_positions == 0) return;
+  check_selection("map_layers", meta.map_layers, meta.num_layers);
+  check_selection("map_heads", meta.map_heads, meta.num_heads);
+  const std::int64_t queries = static_cast<std::int64_t>(meta.map_layers.size()) *
+                               static_cast<std::int64_t>(meta.map_heads.size()) * meta.block_length;
+  const std::int64_t most = std::min(2 * kLargestLength, kLargestMapRow / (2 * queries));
+  if (meta.map_positions < meta.block_length || meta.map_positions > most) {
+    throw UsageError(
+        fmt::format("trace meta: map_positions: expected {} to {} ({} bytes for {} queries of a "
+                    "row), got {}. HINT: choose fewer layers or heads",
+                    meta.block_length, most, kLargestMapRow, queries, meta.map_positions));
   }
 }
 
@@ -134,6 +152,7 @@ void check_meta(const TraceMeta& meta) {
   check_size("set_size", meta.set_size, 0);
   check_size("selected_size", meta.selected_size, 0);
   check_regions(meta);
+  check_maps(meta);
   check_size("experts_per_token", meta.experts_per_token, 0);
   check_size("num_experts", meta.num_experts, 0);
   if (meta.experts_per_token > meta.num_experts ||

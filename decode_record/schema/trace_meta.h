@@ -30,6 +30,33 @@ inline constexpr std::array<std::string_view, 6> kRegionNames{"first",   "prompt
 /// The first positions of a sequence, where attention sinks are (StreamingLLM, arXiv 2309.17453).
 inline constexpr std::int32_t kFirstPositions = 4;
 
+/// Places on the axis `region` of `count` names: those of kRegionNames, with parts of the prompt
+/// from 2 on.
+struct RegionPlaces {
+  std::size_t first = 0, prompt = 1, answer, decided, masks, after;
+  constexpr explicit RegionPlaces(std::size_t count)
+      : answer(count - 4), decided(count - 3), masks(count - 2), after(count - 1) {}
+};
+
+/// What stands at the positions of a sequence while a block is decoded.
+struct SequenceRegions {
+  RegionPlaces places;
+  std::int64_t prompt_length = 0;
+  std::int64_t block_start = 0, block_end = 0;
+  std::span<const std::uint8_t> parts;  ///< [prompt_length], as /sequences/prompt_region; empty:
+                                        ///< without parts
+  /// `mask`: whether a position of the block is undecided.
+  constexpr std::size_t at(std::int64_t position, bool mask) const {
+    if (position >= block_end) return places.after;
+    if (position >= block_start) return mask ? places.masks : places.decided;
+    if (position < static_cast<std::int64_t>(parts.size())) {
+      return parts[static_cast<std::size_t>(position)];
+    }
+    if (position < kFirstPositions) return places.first;
+    return position < prompt_length ? places.prompt : places.answer;
+  }
+};
+
 /// The bin of a distance of at least 1, rising powers of two: 0 for 1, 1 for 2 and 3, ...
 constexpr std::int64_t distance_bin(std::int64_t distance) {
   std::int64_t bin = 0;
@@ -93,6 +120,11 @@ struct TraceMeta {
   std::vector<std::string> regions;    ///< of keys, along the axis `region`; empty: no /spread
   std::int64_t distance_bins = 0;      ///< powers of two per side of the block; 0 without /spread
   std::int64_t num_experts = 0;        ///< experts that a router chooses from; 0 without /router
+  std::vector<std::int64_t> map_layers;  ///< recorded layers of /map, ascending; empty: no /map
+  std::vector<std::int64_t> map_heads;   ///< its query heads, ascending; as many as 0 without /map
+  std::int64_t map_positions = 0;        ///< its positions: the run's longest sequence
+  bool has_set_norms = false;            ///< /sets has the norms of its keys and values
+  bool has_interventions = false;        ///< the run changes heads: /attention/intervened
   ArrayType array_type = ArrayType::bf16;
 
   /// Resolved config, checkpoint digest, source of each value.

@@ -23,7 +23,7 @@ inline constexpr std::size_t kMaxRank = 5;
 enum class Field : std::uint8_t {
   // coordinates of the axes (dimension scales)
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_layer, side, distance, offset, region,
+  error_sum, per_token, model_layer, side, distance, offset, region, map_layer, map_head, position,
   // what ran
   model_json, run_json, run_complete, token_offset, token_bytes,
   // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
@@ -31,7 +31,7 @@ enum class Field : std::uint8_t {
   sequence_prompt_length, sequence_name_start, sequence_name_length, sequence_answer_start,
   sequence_answer_length, sequence_metric_start, sequence_metric_length, sequence_text_start,
   sequence_text_length, sequence_score, sequence_aborted, sequence_finish_reason,
-  sequence_prompt_token, sequence_bytes,
+  sequence_prompt_token, sequence_prompt_region, sequence_bytes,
   // one row per forward pass of a sequence
   step_committed, step_sequence, step_pass, step_previous, step_kind, step_block,
   step_block_start, step_step, step_context_length, step_changed, step_masks_left, step_valid,
@@ -55,11 +55,13 @@ enum class Field : std::uint8_t {
   // attention as it was used
   attention_external, attention_internal, attention_lse_external, attention_lse_internal,
   attention_residual, attention_lse_residual, attention_reused, attention_selected,
+  attention_intervened,
   // exact values, in addition to the policy's
   shadow_external, shadow_lse_external, shadow_output_error, shadow_key_cosine,
   shadow_value_cosine, shadow_attention_cosine,
   // top-k sets of exact attention
   set_topk, set_probability, set_recall, set_union_size, set_covered, set_topk_token,
+  set_key_norm, set_value_norm,
   // tensors
   query, hidden, block_key, block_value, prefix_end, prefix_sequence, prefix_position, prefix_key,
   prefix_value,
@@ -68,6 +70,8 @@ enum class Field : std::uint8_t {
   reuse_error,
   // how the weights are spread over the keys
   spread_entropy, spread_largest, spread_distance, spread_offset, spread_region,
+  // weights themselves
+  map_weight,
   // what the routers of experts chose
   router_expert, router_weight,
   count
@@ -75,14 +79,14 @@ enum class Field : std::uint8_t {
 
 inline constexpr std::size_t kNumFields = static_cast<std::size_t>(Field::count);
 
-/// `array` stands for the run's ArrayType. Unwritten elements read as NaN (floats),
+/// `array` stands for the run's ArrayType, `f16` for IEEE binary16. Unwritten elements read as NaN (floats),
 /// -1 (i32, i64), 0 (u8).
-enum class ElementType : std::uint8_t { u8, i32, i64, f32, array };
+enum class ElementType : std::uint8_t { u8, i32, i64, f32, f16, array };
 
 /// Axis names are the names of the dimension scales at the root of the file.
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_layer, side, distance, offset, region, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  error_sum, per_token, model_layer, side, distance, offset, region, map_layer, map_head, position, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
   prefix_element, revocation, query_range, key_range, value_range, draft_cost,
   count
@@ -106,12 +110,16 @@ enum class Exists : std::uint8_t {
   outputs,
   full,
   sets_full,       ///< level full, and set_size > 0
+  set_norms,       ///< as `sets`, and has_set_norms
   selected,        ///< level summary, and selected_size > 0
   residual,        ///< level outputs, and has_residual
   lse_residual,    ///< level summary, and has_residual
   shadow,          ///< level summary, and has_shadow
   shadow_outputs,  ///< level outputs, and has_shadow
   spread,          ///< level summary, and regions
+  prompt_regions,  ///< as `spread`, and regions of a prompt's parts
+  intervened,      ///< level summary, and has_interventions
+  maps,            ///< level summary, and map_layers
   router,          ///< level summary, and experts_per_token > 0
   cache,           ///< has_cache
   revocations,     ///< has_revocations
@@ -192,6 +200,12 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "position of a key of the block minus that of the query"},
     {F::region, "/region", i32, 1, {A::region}, S::fixed, E::spread,
      "0 .. R-1; the names are in the attribute `regions`"},
+    {F::map_layer, "/map_layer", i32, 1, {A::map_layer}, S::fixed, E::maps,
+     "model layer of each layer of /map"},
+    {F::map_head, "/map_head", i32, 1, {A::map_head}, S::fixed, E::maps,
+     "model query head of each head of /map"},
+    {F::position, "/position", i32, 1, {A::position}, S::fixed, E::maps,
+     "absolute positions of keys, from 0"},
     // what ran
     {F::model_json, "/model/json", u8, 1, {A::model_byte}, S::fixed, E::always, "UTF-8 JSON"},
     {F::run_json, "/run/json", u8, 1, {A::run_byte}, S::fixed, E::always, "UTF-8 JSON"},
@@ -236,6 +250,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::always, "0 unfinished 1 length 2 stop 3 replayed 4 interrupted"},
     {F::sequence_prompt_token, "/sequences/prompt_token", i32, 1, {A::prompt_element},
      S::column, E::always, "prompts one after the other"},
+    {F::sequence_prompt_region, "/sequences/prompt_region", u8, 1, {A::prompt_element},
+     S::column, E::prompt_regions, "region of each token of the prompt, index into `regions`"},
     {F::sequence_bytes, "/sequences/bytes", u8, 1, {A::text_byte}, S::column, E::always,
      "names, answers, metrics, texts"},
     // one row per forward pass of a sequence
@@ -384,6 +400,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "1: A_out, L_out of an earlier step"},
     {F::attention_selected, "/attention/selected", i32, 4, rlkp, S::row, E::selected,
      "keys a sparse policy read, -1: none"},
+    {F::attention_intervened, "/attention/intervened", u8, 3, rlh, S::column, E::intervened,
+     "1: an intervention changed the head's parts"},
     // exact values, in addition to the policy's
     {F::shadow_external, "/shadow/external", array, 5, rlhbd, S::row_layer, E::shadow_outputs,
      "exact A_out"},
@@ -409,6 +427,10 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
     {F::set_covered, "/sets/covered", f32, 3, rlk, S::column, E::sets, "probability on the set"},
     {F::set_topk_token, "/sets/topk_token", i32, 5, rlkbs, S::row_layer, E::sets_full,
      "set of each token"},
+    {F::set_key_norm, "/sets/key_norm", f32, 4, rlks, S::row, E::set_norms,
+     "L2 norm of each key of topk, after QK-norm and RoPE"},
+    {F::set_value_norm, "/sets/value_norm", f32, 4, rlks, S::row, E::set_norms,
+     "L2 norm of its value"},
     // tensors
     {F::query, "/query/query", array, 5, rlhbd, S::row_layer, E::outputs, "after QK-norm and RoPE"},
     {F::hidden, "/hidden/hidden", array, 4, rlbc, S::row_layer, E::full, "input of the layer"},
@@ -448,6 +470,10 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::spread, "weight of keys of the block by distance from the query"},
     {F::spread_region, "/spread/region", f32, 4, {A::row, A::layer, A::head, A::region},
      S::column, E::spread, "weight of keys by region"},
+    // weights themselves
+    {F::map_weight, "/map/weight", f16, 5,
+     {A::row, A::map_layer, A::map_head, A::block_position, A::position}, S::row, E::maps,
+     "exact weight of the key at each position, over all keys; NaN: no such query or key"},
     // what the routers of experts chose
     {F::router_expert, "/router/expert", i32, 4, rlbp, S::row, E::router,
      "chosen experts by falling weight, -1: the layer has none"},

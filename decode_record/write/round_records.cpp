@@ -47,7 +47,8 @@ class RoundReader {
         block_(static_cast<std::size_t>(trace.info().meta.block_length)),
         of_target_(is_of_target(trace.info().meta)) {
     const SequenceInfo info = trace.sequence(sequence);
-    result_.start = {info.name, info.prompt, info.gen_length, info.answer, info.metric};
+    result_.start = {info.name,   info.prompt, info.gen_length,
+                     info.answer, info.metric, info.prompt_regions};
     result_.end = {info.finish_reason, info.text, info.score};
     prompt_length_ = static_cast<std::int64_t>(info.prompt.size());
     answer_.assign(static_cast<std::size_t>(info.gen_length), kUnknown);

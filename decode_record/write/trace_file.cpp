@@ -45,6 +45,8 @@ void fill_missing(std::vector<std::byte>& bytes, h5::Element element) {
       return fill(std::uint32_t{0x7FC00000});
     case h5::Element::bf16:
       return fill(std::uint16_t{0x7FC0});
+    case h5::Element::f16:
+      return fill(std::uint16_t{0x7E00});
     case h5::Element::f64:
       return fill(std::uint64_t{0x7FF8000000000000});
   }

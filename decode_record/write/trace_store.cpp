@@ -67,6 +67,13 @@ void TraceStore::write(const BeginItem& item) {
   file_.grow(Axis::sequence, 1);
   file_.grow(Axis::prompt_element, static_cast<std::int64_t>(prompt.size()));
   file_.append(Field::sequence_prompt_token, prompt.data(), bytes_of(prompt));
+  if (file_.has(Field::sequence_prompt_region)) {
+    std::vector<std::uint8_t> regions = start.prompt_regions;
+    for (std::size_t i = regions.size(); i < prompt.size(); ++i) {
+      regions.push_back(i < kFirstPositions ? 0 : 1);
+    }
+    file_.append(Field::sequence_prompt_region, regions.data(), regions.size());
+  }
   file_.append(Field::sequence_prompt_hash, hash.data(), hash.size());
   file_.append_value(Field::sequence_gen_length, narrow(start.gen_length));
   file_.append_value(Field::sequence_prompt_start, prompt_start);

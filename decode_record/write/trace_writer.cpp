@@ -160,6 +160,15 @@ std::int64_t TraceWriter::Impl::begin_sequence(SequenceStart start) {
       refuse_input(fmt::format("prompt: expected token ids in [0, 2^31), got {}", token));
     }
   }
+  if (!start.prompt_regions.empty() && start.prompt_regions.size() != start.prompt.size()) {
+    refuse_input(fmt::format("prompt_regions: expected one for each of {} tokens, got {}",
+                             start.prompt.size(), start.prompt_regions.size()));
+  }
+  for (const std::uint8_t region : start.prompt_regions) {
+    if (region < meta_.regions.size()) continue;
+    refuse_input(fmt::format("prompt_regions: expected indices below {}, got {}",
+                             meta_.regions.size(), region));
+  }
   const std::int64_t index = num_sequences_;
   Frame frame = make_initial_frame(start.prompt, static_cast<std::size_t>(start.gen_length),
                                    meta_.mask_token_id);

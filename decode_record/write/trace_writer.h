@@ -77,6 +77,8 @@ struct SequenceStart {
   std::int64_t gen_length = 0;       ///< positions after the prompt, all masks at the start
   std::string answer;                ///< expected answer, may be empty
   std::string metric;                ///< name of the metric, may be empty
+  std::vector<std::uint8_t> prompt_regions = {};  ///< [prompt], indices into meta.regions; empty:
+                                                  ///< only `first` and `prompt`
 };
 
 struct SequenceEnd {

@@ -27,7 +27,7 @@
 #include "probe/commands/timing_observer.h"
 #include "probe/decode/gen_length.h"
 #include "probe/decode/sampling.h"
-#include "probe/policies/exact_policy.h"
+#include "probe/policies/policy_table.h"
 #include "probe/record/late_recorder.h"
 #include "probe/record/recorder.h"
 #include "probe/run/capture_plan.h"
@@ -43,6 +43,7 @@ struct BenchFlags {
   std::vector<int64_t> block_lengths;  // only with --draft; empty: --block-length, or the draft's
   DecodingFlags decoding;
   RecordFlags record;  // only --predictions
+  std::vector<std::string> interventions;
   std::vector<std::string> levels{"off", "trajectory", "summary", "sets", "outputs", "full"};
   int64_t context_length = 1024;
   int64_t runs = 3;
@@ -51,7 +52,7 @@ struct BenchFlags {
   bool quiet = false;
 };
 
-constexpr std::array kOfLevels{"--levels", "--context", "--folder", "--predictions"};
+constexpr std::array kOfLevels{"--levels", "--context", "--folder", "--predictions", "--intervene"};
 constexpr std::array kOfDrafts{"--block-lengths", "--prompt", "--prompts",     "--input-ids",
                                "--metric",        "--limit",  "--no-thinking", "--chat"};
 
@@ -82,15 +83,16 @@ std::vector<DecodeRequest> make_requests(const BenchFlags& flags, const DecodeOp
 }
 
 Timing run_once(const std::string& level, const LoadedModel& model, const DecodeOptions& decode,
-                const std::vector<DecodeRequest>& requests, RecordFlags record,
-                const std::filesystem::path& folder) {
+                const PolicyOptions& chosen, const std::vector<DecodeRequest>& requests,
+                RecordFlags record, const std::filesystem::path& folder) {
   Timing timing;
   const ScratchFolder scratch("blockscope-bench", folder);  // outlives the writer
   const std::string path = (scratch.path() / "run.h5").string();
   std::optional<TraceWriter> writer;
   std::optional<Recorder> recorder;
   std::optional<LateRecorder> late;
-  const std::unique_ptr<AttentionPolicy> policy = make_exact_policy();
+  const ChosenPolicy chosen_policy = choose_policy(chosen, policy_model(model));
+  const std::unique_ptr<AttentionPolicy>& policy = chosen_policy.policy;
   if (level != "off") {
     record.level = level;
     const RecorderOptions options = recorder_options(record, *policy, 0, model, decode);
@@ -175,18 +177,21 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
                     largest_position_count(model.config), flags.context_length));
   }
   check_gen_length(flags.decoding.gen_length, decode);
+  const PolicyOptions policy = read_policy("exact", flags.interventions);
+  check_policy_fits(policy, policy_site(decode), "--intervene");
+  check_regions(policy.interventions, {});
   const std::vector<DecodeRequest> requests = make_requests(flags, decode, model.config);
 
   Progress progress(flags.quiet);
   const double all = static_cast<double>(flags.runs) * static_cast<double>(flags.levels.size());
   double done = 0.0;
-  run_once("off", model, decode, requests, flags.record, folder);  // warm-up, not counted
+  run_once("off", model, decode, policy, requests, flags.record, folder);  // warm-up, not counted
   std::vector<std::vector<Timing>> timings(flags.levels.size());
   // The levels take turns, so that a drift of the machine's speed affects all of them.
   for (int64_t run = 0; run < flags.runs; ++run) {
     for (size_t i = 0; i < flags.levels.size(); ++i) {
       timings[i].push_back(
-          run_once(flags.levels[i], model, decode, requests, flags.record, folder));
+          run_once(flags.levels[i], model, decode, policy, requests, flags.record, folder));
       progress.update(++done / all,
                       fmt::format("level {} · run {}/{}", flags.levels[i], run + 1, flags.runs));
     }
@@ -266,6 +271,7 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
       ->delimiter(',')
       ->capture_default_str();
   add_predictions_flag(*command, flags->record);
+  add_intervene_option(*command, flags->interventions);
   command->add_option("--context", flags->context_length, "Set the prompt length in tokens")
       ->check(whole_number(1))
       ->capture_default_str();

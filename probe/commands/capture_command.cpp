@@ -185,7 +185,9 @@ void check_files(const CaptureFlags& flags, const PolicyOptions& policy, const s
                  const Environment& environment) {
   CommandFiles files;
   files.reads(flags.prompts.file);
+  files.reads(flags.prompts.regions);
   files.reads(policy.reuse_file);
+  for (const Intervention& one : policy.interventions) files.reads_trace(one.trace);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
   files.reads_trace(flags.replay);
   files.reads_checkpoint(
@@ -338,6 +340,9 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
   std::vector<RunPrompt> prompts =
       prompts_of(flags, std::move(replay), model, tokenizer_or_null, decode);
+  PromptRegions regions;
+  if (!prompts.empty()) regions = prompts.front().request.regions;
+  check_regions(policy_options.interventions, regions);
   // Computed from the prompts of all ranks, because their traces are merged.
   const int64_t longest = longest_prefix(prompts, decode);
   const bool revokes = takes_tokens_back(prompts, decode);
@@ -350,6 +355,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   RecorderOptions recorder =
       recorder_options(flags.record, *policy.policy, longest, models.recorded(), decode);
   TraceMeta& meta = recorder.meta;
+  if (!meta.regions.empty() && !regions.names.empty()) meta.regions = regions.names;
   if (draft) describe_draft(models, flags, decode, prompts, meta);
   meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
@@ -402,6 +408,7 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   command->add_flag("--no-draft-cost", flags->no_draft_cost,
                     "Don't time passes of draft and target to predict speed-ups");
   add_prompt_flags(*command, flags->prompts);
+  add_regions_option(*command, flags->prompts);
   command->add_option("--replay", flags->replay,
                       "Replay the tokens of this trace instead of sampling");
   add_decoding_flags(*command, flags->decoding);

@@ -142,6 +142,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   }
   check_gen_length(flags.decoding.gen_length, decode);
   const PolicyOptions chosen = read_policy(flags.policy, flags.interventions);
+  check_regions(chosen.interventions, {});
   const ChosenPolicy policy = choose_policy(chosen, policy_model(model));
   EvalReport report;
   report.model = model_flags.model;
@@ -251,7 +252,9 @@ void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment
   const InterruptGuard guard;  // before the output: a signal must not leave a partial one
   std::optional<OutputFile> output;
   CommandFiles files;
-  files.reads(read_policy(flags.policy).reuse_file);
+  const PolicyOptions policy = read_policy(flags.policy, flags.interventions);
+  files.reads(policy.reuse_file);
+  for (const Intervention& one : policy.interventions) files.reads_trace(one.trace);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
   for (const std::string& model : {flags.model.model, flags.backbone}) {
     if (model.empty()) continue;

@@ -126,6 +126,8 @@ VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
   files.reads(flags.reference.reuse_file);
   files.reads(flags.setting.also);
   files.reads(flags.prompts.file);
+  files.reads(flags.prompts.regions);
+  for (const Intervention& one : flags.setting.policy.interventions) files.reads_trace(one.trace);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
   files.reads_checkpoint(model_folder.string());
   VerifyOutputs outputs;
@@ -189,6 +191,7 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
   const std::vector<RunPrompt> prompts =
       load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
+  check_regions(flags.setting.policy.interventions, prompts.front().request.regions);
 
   InterruptGuard::check();
   Progress progress(flags.quiet);
@@ -313,6 +316,7 @@ void add_verify_command(CLI::App& app, const Environment& environment,
                    "Decode freely with each side this often for the times (default: 3; --sweep: 1)")
       ->check(whole_number(1));
   add_prompt_flags(*command, flags->prompts);
+  add_regions_option(*command, flags->prompts);
   add_decoding_flags(*command, flags->decoding);
   command->add_option("-o,--output", flags->output, "Write everything as JSON to this file");
   command->add_option("--csv", flags->csv, "Write one CSV line per setting to this file");

@@ -208,6 +208,19 @@ at::Tensor CanvasSeams::places(const std::vector<int64_t>& positions) const {
   return at::tensor(positions, at::kLong) - keys_.block_start();
 }
 
+at::Tensor CanvasSeams::patched_hidden(int64_t layer, const at::Tensor& hidden) {
+  const int64_t begin = keys_.block_start();
+  const Part block = part_of(rows_, begin, begin + keys_.shape().block_length);
+  if (block.count == 0) return {};
+  const auto first = rows_.begin() + block.first;
+  const at::Tensor rows = policy_.patched_hidden(layer, hidden.narrow(1, block.first, block.count),
+                                                 places({first, first + block.count}));
+  if (!rows.defined()) return {};
+  at::Tensor patched = hidden.clone();
+  patched.narrow(1, block.first, block.count).copy_(rows);
+  return patched;
+}
+
 at::Tensor CanvasSeams::shown_rows(const at::Tensor& hidden) const {
   const int64_t begin = keys_.block_start();
   const int64_t length = keys_.shape().block_length;

@@ -31,6 +31,7 @@ class CanvasSeams : public ObservedSeams {
   at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
                              const RotaryRows& rotary) override;
   at::Tensor attention(const AttentionInput& input) override;
+  at::Tensor patched_hidden(int64_t layer, const at::Tensor& hidden) override;
   at::Tensor ffn(int64_t layer, const at::Tensor& x,
                  const std::function<at::Tensor(const at::Tensor&)>& mlp) override;
 

@@ -192,6 +192,14 @@ at::Tensor DecodeSeams::without_commits(const at::Tensor& rows) const {
   return context_->commits.empty() ? rows : rows.narrow(0, 0, std::ssize(context_->sequences));
 }
 
+at::Tensor DecodeSeams::patched_hidden(int64_t layer, const at::Tensor& hidden) {
+  if (prefill_slot_ >= 0) return {};
+  const int64_t sequences = std::ssize(context_->sequences);
+  at::Tensor patched = policy_.patched_hidden(layer, without_commits(hidden), row_index_);
+  if (!patched.defined() || patched.size(0) == hidden.size(0)) return patched;
+  return at::cat({patched, hidden.narrow(0, sequences, hidden.size(0) - sequences)}, 0);
+}
+
 void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
   if (!shown()) return;
   watcher_.show([&](DecodeObserver& observer) {

@@ -30,6 +30,7 @@ class DecodeSeams : public ObservedSeams {
   at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
                              const RotaryRows& rotary) override;
   at::Tensor attention(const AttentionInput& input) override;
+  at::Tensor patched_hidden(int64_t layer, const at::Tensor& hidden) override;
   void routed(int64_t layer, const RouterChoice& choice) override;
 
  private:

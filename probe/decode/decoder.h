@@ -59,6 +59,7 @@ struct DecodeRequest {
   int64_t sequence = 0;         // index in the run
   std::vector<int64_t> prompt;  // token ids, at least one
   int64_t gen_length = 0;
+  PromptRegions regions;                          // of the prompt
   uint64_t prompt_hash = 0;                       // identifies the random stream
   bool replayed = false;                          // use the tokens of `replay`
   std::vector<ReplayStep> replay;                 // in order

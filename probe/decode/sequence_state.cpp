@@ -114,6 +114,7 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
   pass.planned_steps = planned_steps(state, options);
   pass.prompt_hash = state.request->prompt_hash;
   pass.prompt = &state.request->prompt;
+  pass.regions = &state.request->regions;
   state.last_input = input;
   return pass;
 }

@@ -160,6 +160,10 @@ at::Tensor BlockDiffusionModel::forward_embedded(at::Tensor hidden, const at::Te
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
     const bool last = index + 1 == config_.num_layers;
+    if (at::Tensor patched = seams.patched_hidden(index, hidden); patched.defined()) {
+      hidden = std::move(patched);
+      normed = layer.input_norm(hidden);
+    }
     seams.before_layer(index, hidden);
     const at::Tensor attended = seams.attention_block(index, layer.attention, normed, rotary);
     if (last) {

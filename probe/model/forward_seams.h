@@ -58,6 +58,9 @@ class ForwardSeams {
   /// without experts.
   virtual void routed(int64_t /*layer*/, const RouterChoice& /*choice*/) {}
 
+  /// What enters a layer instead of this residual stream, same shape; undefined: nothing else.
+  virtual at::Tensor patched_hidden(int64_t /*layer*/, const at::Tensor& /*hidden*/) { return {}; }
+
   /// The residual stream [S, T, hidden_size] that enters a layer (TransformerLens
   /// `hook_resid_pre`).
   virtual void before_layer(int64_t /*layer*/, const at::Tensor& /*hidden*/) {}

@@ -79,6 +79,14 @@ class AttentionPolicy {
   /// Called before the first layer of every pass.
   virtual void begin_pass(const PassContext& /*context*/) {}
 
+  /// Whether interventions change what it returns (AttentionParts::intervened).
+  virtual bool intervenes() const { return false; }
+  /// The residual stream that replaces `hidden` [S, R, hidden_size], which enters a layer at the
+  /// block's positions `places` [R] int64; undefined: it stays.
+  virtual at::Tensor patched_hidden(int64_t /*layer*/, const at::Tensor& /*hidden*/,
+                                    const at::Tensor& /*places*/) {
+    return {};
+  }
   virtual AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) = 0;
 
   /// A key for passes that can share one device graph (pass_graphs.h), asked after begin_pass().

@@ -27,11 +27,14 @@ std::vector<int64_t> positions_of(const SequencePass& pass, int64_t external, in
 }
 
 std::string_view region_of(const SequencePass& pass, int64_t position, int64_t internal) {
+  const std::vector<std::string>& names = pass.regions->names;
+  const size_t count = names.empty() ? kRegionNames.size() : names.size();
+  const SequenceRegions regions{RegionPlaces(count), std::ssize(*pass.prompt), pass.block_start,
+                                pass.block_start + internal, pass.regions->of_token};
   const int64_t place = position - pass.block_start;
-  if (place >= internal) return "after";
-  if (place >= 0) return pass.masked[static_cast<size_t>(place)] ? "masks" : "decided";
-  if (position < kFirstPositions) return "first";
-  return position < std::ssize(*pass.prompt) ? "prompt" : "answer";
+  const bool mask = place >= 0 && place < internal && pass.masked[static_cast<size_t>(place)];
+  const size_t at = regions.at(position, mask);
+  return names.empty() ? kRegionNames.at(at) : std::string_view(names.at(at));
 }
 
 /// [N + T_in] bool, the same for all heads: by position, region or token.

@@ -19,15 +19,24 @@ bool chosen(const std::vector<int64_t>& list, int64_t value) {
 
 class IntervenedPolicy final : public AttentionPolicy {
  public:
-  IntervenedPolicy(std::unique_ptr<AttentionPolicy> inner, std::vector<Intervention> interventions)
+  IntervenedPolicy(std::unique_ptr<AttentionPolicy> inner, std::vector<Intervention> interventions,
+                   const PatchedModel& model)
       : inner_(std::move(inner)),
         interventions_(std::move(interventions)),
-        kept_(interventions_.size()) {}
+        kept_(interventions_.size()) {
+    for (const Intervention& given : interventions_) {
+      sources_.push_back(
+          given.trace.empty()
+              ? nullptr
+              : std::make_unique<PatchSource>(given.trace, model, intervention_entry(given).needs));
+    }
+  }
 
   std::string name() const override { return inner_->name() + " with interventions"; }
   int64_t selected_size(int64_t longest) const override { return inner_->selected_size(longest); }
   bool keeps_residual() const override { return inner_->keeps_residual(); }
   ChoosingTime choosing_time() const override { return inner_->choosing_time(); }
+  bool intervenes() const override { return true; }
   void end_pass() override { inner_->end_pass(); }
   void remove(int64_t slot) override { inner_->remove(slot); }
   void begin_pass(const PassContext& context) override {
@@ -42,6 +51,24 @@ class IntervenedPolicy final : public AttentionPolicy {
     inner_->begin_pass(context);
   }
 
+  at::Tensor patched_hidden(int64_t layer, const at::Tensor& hidden,
+                            const at::Tensor& places) override {
+    at::Tensor patched;
+    for (size_t i = 0; i < interventions_.size(); ++i) {
+      const Intervention& given = interventions_[i];
+      const InterventionEntry& entry = intervention_entry(given);
+      if (!entry.hidden || !chosen(given.layers, layer)) continue;
+      for (size_t s = 0; s < context_->sequences.size(); ++s) {
+        const SequencePass& pass = context_->sequences[s];
+        if (!includes(given, pass)) continue;
+        if (!patched.defined()) patched = hidden.clone();
+        patched[static_cast<int64_t>(s)].copy_(
+            entry.hidden(*sources_[i], pass, layer).index_select(0, places));
+      }
+    }
+    return patched;
+  }
+
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
     AttentionParts parts = inner_->attend(input, external);
     const at::Tensor none = at::zeros({input.q.size(0), input.q.size(1)}, at::kBool);
@@ -49,16 +76,15 @@ class IntervenedPolicy final : public AttentionPolicy {
     std::vector<at::Tensor> hidden(context_->sequences.size());
     for (size_t i = 0; i < interventions_.size(); ++i) {
       const Intervention& given = interventions_[i];
-      if (!chosen(given.layers, input.layer)) continue;
       const InterventionEntry& entry = intervention_entry(given);
+      if (!entry.apply || !chosen(given.layers, input.layer)) continue;
       at::Tensor changed = none.clone();
-      InterventionSite site{input, external, *context_, parts, kept_[i], hidden};
+      InterventionSite site{input, external, *context_, parts, kept_[i], sources_[i].get(), hidden};
       for (size_t s = 0; s < context_->sequences.size(); ++s) {
         const SequencePass& pass = context_->sequences[s];
-        if (pass.kind != PassKind::denoise) continue;
         const auto row = static_cast<int64_t>(s);
-        if (entry.watch) entry.watch(given, site, row);
-        if (!chosen(given.steps, pass.step) || !chosen(given.blocks, pass.block)) continue;
+        if (entry.watch && pass.kind == PassKind::denoise) entry.watch(given, site, row);
+        if (!includes(given, pass)) continue;
         if (!std::exchange(copied, true)) copy(parts);
         const at::Tensor heads = given.heads.empty() ? at::arange(input.q.size(1), at::kLong)
                                                      : at::tensor(given.heads, at::kLong);
@@ -71,6 +97,12 @@ class IntervenedPolicy final : public AttentionPolicy {
   }
 
  private:
+  static bool includes(const Intervention& given, const SequencePass& pass) {
+    if (!chosen(given.blocks, pass.block)) return false;
+    if (pass.kind == PassKind::commit) return given.commits;
+    return pass.kind == PassKind::denoise && chosen(given.steps, pass.step);
+  }
+
   /// The policy may keep its parts for later steps.
   static void copy(AttentionParts& parts) {
     for (at::Tensor* tensor : {&parts.external, &parts.lse_external, &parts.internal,
@@ -103,7 +135,8 @@ class IntervenedPolicy final : public AttentionPolicy {
 
   std::unique_ptr<AttentionPolicy> inner_;
   std::vector<Intervention> interventions_;
-  std::vector<KeptPairs> kept_;  // by intervention
+  std::vector<KeptPairs> kept_;  // by intervention, like the next one
+  std::vector<std::unique_ptr<PatchSource>> sources_;
   const PassContext* context_ = nullptr;
 };
 
@@ -111,7 +144,7 @@ class IntervenedPolicy final : public AttentionPolicy {
 
 std::unique_ptr<AttentionPolicy> with_interventions(std::unique_ptr<AttentionPolicy> inner,
                                                     std::vector<Intervention> interventions,
-                                                    int64_t num_layers, int64_t num_heads) {
+                                                    const PatchedModel& model) {
   if (interventions.empty()) return inner;
   std::ranges::stable_partition(interventions, [](const Intervention& given) {
     return intervention_entry(given).comes_first;
@@ -122,10 +155,10 @@ std::unique_ptr<AttentionPolicy> with_interventions(std::unique_ptr<AttentionPol
       throw UsageError(fmt::format("intervene {}: {}: expected indices in [0, {}), got {}",
                                    intervention_text(given), what, count, list.back()));
     };
-    check("layers", given.layers, num_layers);
-    check("heads", given.heads, num_heads);
+    check("layers", given.layers, model.num_layers);
+    check("heads", given.heads, model.num_heads);
   }
-  return std::make_unique<IntervenedPolicy>(std::move(inner), std::move(interventions));
+  return std::make_unique<IntervenedPolicy>(std::move(inner), std::move(interventions), model);
 }
 
 }  // namespace blockscope

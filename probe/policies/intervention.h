@@ -14,6 +14,7 @@
 
 #include "probe/choices/choice.h"
 #include "probe/policies/attention_policy.h"
+#include "probe/policies/patch_source.h"
 
 namespace blockscope {
 
@@ -21,6 +22,7 @@ namespace blockscope {
 struct Intervention {
   std::string what;
   std::vector<int64_t> layers, heads, steps, blocks;  // ascending; empty: all
+  bool commits = false;                               // also in commit passes
   bool mean = false;                                  // drop_head
   int64_t from = 1;                                   // freeze_external: the step that is kept
   std::optional<double> by;                           // scale: the factor; noise: relative size
@@ -30,6 +32,7 @@ struct Intervention {
   std::optional<int64_t> token;
   std::optional<int64_t> top;
   std::optional<double> sinks;
+  std::string trace;  // patch_*
 
   bool operator==(const Intervention&) const = default;
 };
@@ -41,13 +44,14 @@ struct KeptPair {
 };
 using KeptPairs = std::map<std::pair<int64_t, int64_t>, KeptPair>;
 
-/// One layer of a denoising pass, in the middle of an intervention.
+/// One layer of a denoising or commit pass, in the middle of an intervention.
 struct InterventionSite {
   const AttentionInput& input;
   const ExternalKeys& external;
   const PassContext& context;
-  AttentionParts& parts;  // its parts may be changed in place; `out` is merged from them later
-  KeptPairs& kept;        // of this intervention
+  AttentionParts& parts;      // its parts may be changed in place; `out` is merged from them later
+  KeptPairs& kept;            // of this intervention
+  const PatchSource* source;  // of this intervention; null without a trace
   std::vector<at::Tensor>& hidden;  // [S] of [H, N + T_in] bool: keys hidden so far at this layer,
                                     // external ones first; undefined: none
 };
@@ -55,7 +59,12 @@ struct InterventionSite {
 struct InterventionEntry : Choice<Intervention> {
   /// Changes the parts of sequence `s` in the heads [N] int64. False: nothing is different.
   std::function<bool(const Intervention&, InterventionSite&, int64_t s, const at::Tensor& heads)>
-      apply;
+      apply = nullptr;
+  /// The residual stream that replaces the one that enters a layer, [B, hidden_size] float32.
+  std::function<at::Tensor(const PatchSource&, const SequencePass&, int64_t layer)> hidden =
+      nullptr;
+  /// The datasets that it reads of a trace.
+  std::vector<Field> needs = {};
   /// Called for every denoising pass of a chosen layer, also at other steps and blocks.
   std::function<void(const Intervention&, InterventionSite&, int64_t s)> watch = nullptr;
   /// It computes attention again, so it comes before interventions that change the result.
@@ -70,14 +79,16 @@ const InterventionEntry& intervention_entry(const Intervention& intervention);
 /// "drop_head,layers=3,heads=0-3+7", or the name of a JSON file (*.json) with a list of such texts
 /// or of objects {"what": "drop_head", "layers": [3], ...}. Throws UsageError.
 std::vector<Intervention> read_interventions(const std::vector<std::string>& texts);
+/// Throws UsageError for a region that no prompt of the run has.
+void check_regions(const std::vector<Intervention>& interventions, const PromptRegions& regions);
 /// The shortest text that gives this intervention.
 std::string intervention_text(const Intervention& intervention);
 
 /// Applies the interventions to what `inner` returns in denoising passes: those that come first,
-/// then the others in their order. Commit passes stay as they are. Throws UsageError for layers or
-/// heads that the model lacks.
+/// then the others in their order. Commit passes stay as they are, unless an intervention includes
+/// them. Throws UsageError for layers or heads that the model lacks, and what PatchSource throws.
 std::unique_ptr<AttentionPolicy> with_interventions(std::unique_ptr<AttentionPolicy> inner,
                                                     std::vector<Intervention> interventions,
-                                                    int64_t num_layers, int64_t num_heads);
+                                                    const PatchedModel& model);
 
 }  // namespace blockscope

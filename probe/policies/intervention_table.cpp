@@ -46,7 +46,9 @@ std::vector<ChoiceOption<Intervention>> where_and(std::vector<ChoiceOption<Inter
       list_option("layers", &Intervention::layers, 0, "layers; all without it"),
       list_option("heads", &Intervention::heads, 0, "query heads; all without it"),
       list_option("steps", &Intervention::steps, 1, "denoising steps of a block; all without it"),
-      list_option("blocks", &Intervention::blocks, 0, "blocks of a sequence; all without it")};
+      list_option("blocks", &Intervention::blocks, 0, "blocks of a sequence; all without it"),
+      switch_option("commits", &Intervention::commits,
+                    "also in commit passes, which store the keys that later blocks read")};
   for (auto& option : own) options.push_back(std::move(option));
   return options;
 }
@@ -197,7 +199,8 @@ InterventionEntry freeze_external_entry() {
                    const at::Tensor& heads) {
     const SequencePass& pass = site.context.sequences[static_cast<size_t>(s)];
     const auto found = site.kept.find({site.input.layer, pass.sequence});
-    if (pass.step <= given.from || pass.context_length == 0 || found == site.kept.end() ||
+    const bool early = pass.kind == PassKind::denoise && pass.step <= given.from;
+    if (early || pass.context_length == 0 || found == site.kept.end() ||
         found->second.block != pass.block) {
       return false;
     }
@@ -220,11 +223,9 @@ InterventionEntry hide_keys_entry() {
   ChoiceOption<Intervention> region;
   region.name = region.key = "region";
   region.meaning = "what stands at the position";
-  region.range = word_range(std::vector<std::string>(kRegionNames.begin(), kRegionNames.end()));
-  region.set = [](Intervention& settings, const std::string& text) {
-    const std::vector<std::string> names(kRegionNames.begin(), kRegionNames.end());
-    settings.region = names.at(parse_word(text, names));
-  };
+  region.range = word_range(std::vector<std::string>(kRegionNames.begin(), kRegionNames.end())) +
+                 ", or a part of the prompt (--regions, roles of --chat)";
+  region.set = [](Intervention& settings, const std::string& text) { settings.region = text; };
   region.text = [](const Intervention& s) { return s.region; };
   region.json = [](const Intervention& s) {
     return s.region.empty() ? nlohmann::json() : nlohmann::json(s.region);
@@ -249,6 +250,100 @@ InterventionEntry hide_keys_entry() {
   };
   entry.apply = hide_keys;
   entry.comes_first = true;
+  return entry;
+}
+
+/// An intervention with values of another run. The trace must have the same prompts, and the rows
+/// of the chosen steps.
+InterventionEntry patch_entry(const char* name, const char* meaning, const char* example,
+                              std::vector<Field> needs) {
+  ChoiceOption<Intervention> trace;
+  trace.name = trace.key = "trace";
+  trace.meaning = "trace of the other run, with the same prompts and block length";
+  trace.range = "a file";
+  trace.set = [](Intervention& settings, const std::string& text) { settings.trace = text; };
+  trace.text = [](const Intervention& s) { return s.trace; };
+  trace.json = [](const Intervention& s) { return nlohmann::json(s.trace); };
+  InterventionEntry entry =
+      entry_of({name, meaning, "activation patching: Meng et al., arXiv 2202.05262", example},
+               {std::move(trace)});
+  entry.needs = std::move(needs);
+  entry.check = [](const Intervention& given) {
+    if (given.trace.empty()) throw UsageError("trace: expected the file of a trace, got none");
+    if (given.commits) {
+      throw UsageError("commits: expected none, because traces hold no attention of commit passes");
+    }
+  };
+  return entry;
+}
+
+/// Puts one side of the recorded pass in place of this one.
+void patch_side(const InterventionSite& site, int64_t s, const at::Tensor& heads, Field output,
+                Field lse, at::Tensor& into, at::Tensor& lse_into) {
+  const SequencePass& pass = site.context.sequences[static_cast<size_t>(s)];
+  const auto put = [&](Field field, at::Tensor& target) {
+    const at::Tensor values = site.source->of_heads(field, pass, site.input.layer, heads);
+    if (values.size(1) != target.size(2)) {
+      throw UsageError(
+          "intervene: the pass computes a part of a block. HINT: use a --cache that computes whole "
+          "blocks");
+    }
+    target[s].index_copy_(0, on(heads, target), values.to(target.device()));
+  };
+  put(output, into);
+  put(lse, lse_into);
+}
+
+void patch_external(InterventionSite& site, int64_t s, const at::Tensor& heads) {
+  AttentionParts& parts = site.parts;
+  patch_side(site, s, heads, Field::attention_external, Field::attention_lse_external,
+             parts.external, parts.lse_external);
+  if (parts.residual.defined()) empty_side(parts.residual, parts.lse_residual, s, heads);
+}
+
+InterventionEntry patch_external_entry() {
+  InterventionEntry entry = patch_entry(
+      "patch_external", "the heads get the external pair of another run at the same step",
+      "patch_external,trace=other.h5,layers=3",
+      {Field::attention_external, Field::attention_lse_external});
+  entry.apply = [](const Intervention&, InterventionSite& site, int64_t s,
+                   const at::Tensor& heads) {
+    patch_external(site, s, heads);
+    return true;
+  };
+  return entry;
+}
+
+InterventionEntry patch_head_entry() {
+  InterventionEntry entry =
+      patch_entry("patch_head", "the heads' output is that of another run at the same step",
+                  "patch_head,trace=other.h5,layers=3,heads=0",
+                  {Field::attention_external, Field::attention_lse_external,
+                   Field::attention_internal, Field::attention_lse_internal});
+  entry.apply = [](const Intervention&, InterventionSite& site, int64_t s,
+                   const at::Tensor& heads) {
+    patch_external(site, s, heads);
+    patch_side(site, s, heads, Field::attention_internal, Field::attention_lse_internal,
+               site.parts.internal, site.parts.lse_internal);
+    return true;
+  };
+  return entry;
+}
+
+InterventionEntry patch_hidden_entry() {
+  InterventionEntry entry =
+      patch_entry("patch_hidden", "the input of the layers is that of another run at the same step",
+                  "patch_hidden,trace=other.h5,layers=3", {Field::hidden});
+  entry.hidden = [](const PatchSource& source, const SequencePass& pass, int64_t layer) {
+    return source.hidden(pass, layer);
+  };
+  const auto check = entry.check;
+  entry.check = [check](const Intervention& given) {
+    check(given);
+    if (!given.heads.empty()) {
+      throw UsageError("heads: expected none, because all heads read the input of the layer");
+    }
+  };
   return entry;
 }
 
@@ -316,8 +411,21 @@ std::vector<std::string> texts_of_file(const std::string& path) {
 const std::vector<InterventionEntry>& intervention_table() {
   static const std::vector<InterventionEntry> table{
       drop_external_entry(),   drop_internal_entry(), drop_head_entry(), hide_keys_entry(),
-      freeze_external_entry(), scale_entry(),         noise_entry()};
+      freeze_external_entry(), scale_entry(),         noise_entry(),     patch_external_entry(),
+      patch_head_entry(),      patch_hidden_entry()};
   return table;
+}
+
+void check_regions(const std::vector<Intervention>& interventions, const PromptRegions& regions) {
+  std::vector<std::string> names = regions.names;
+  if (names.empty()) names.assign(kRegionNames.begin(), kRegionNames.end());
+  for (const Intervention& given : interventions) {
+    if (given.region.empty() || std::ranges::find(names, given.region) != names.end()) continue;
+    throw UsageError(
+        fmt::format("intervene {}: region: expected one of {}, got \"{}\". HINT: --regions names "
+                    "parts of the prompts",
+                    intervention_text(given), fmt::join(names, ", "), given.region));
+  }
 }
 
 const InterventionEntry& intervention_entry(const Intervention& intervention) {

@@ -9,6 +9,12 @@
 
 namespace blockscope {
 
+/// Named parts of a prompt. Empty: only `first` and `prompt` are told apart (kRegionNames).
+struct PromptRegions {
+  std::vector<std::string> names;  // all regions of the run: first, prompt, the parts, answer, ...
+  std::vector<uint8_t> of_token;   // [prompt], indices into names
+};
+
 struct SequencePass {
   int64_t sequence = 0;  // index of the sequence in the run
   PassKind kind = PassKind::denoise;
@@ -25,6 +31,7 @@ struct SequencePass {
   uint64_t prompt_hash = 0;    // identifies the sequence's random streams
   const std::vector<int64_t>* prompt = nullptr;  // its tokens, valid while the pass runs; nullptr
                                                  // in drafted decoding
+  const PromptRegions* regions = nullptr;        // of `prompt`, as long and as often there
 
   bool first_step() const { return step == 1; }
 };

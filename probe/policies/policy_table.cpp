@@ -107,6 +107,12 @@ void check_policy_fits(const PolicyOptions& options, const PolicySite& site,
         "cache",
         site.cache));
   }
+  const bool commits = std::ranges::any_of(options.interventions, &Intervention::commits);
+  if (commits && !site.commit_passes) {
+    refuse(
+        "commits: the run has no commit passes of its own. HINT: use --cache commit with a model "
+        "that decodes blocks one after the other");
+  }
   if (entry.within_block(options) && site.autoregressive) {
     refuse(
         "does nothing for a model that decodes token by token: its blocks have no later steps that "
@@ -127,8 +133,9 @@ ChosenPolicy choose_policy(const PolicyOptions& options, const PolicyModel& mode
   for (const Intervention& one : options.interventions) {
     settings["interventions"].push_back(intervention_text(one));
   }
-  chosen.policy = with_interventions(std::move(chosen.policy), options.interventions,
-                                     model.num_layers, model.num_heads);
+  chosen.policy = with_interventions(
+      std::move(chosen.policy), options.interventions,
+      {model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim, model.hidden_size});
   // A file name need not be UTF-8.
   chosen.settings = settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return chosen;

@@ -40,6 +40,8 @@ struct PolicyModel {
   int64_t num_layers = 0;
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t hidden_size = 0;
   std::string digest;  // of the checkpoint
 };
 
@@ -47,8 +49,9 @@ struct PolicyModel {
 struct PolicySite {
   bool bidirectional = false;
   bool autoregressive = false;
-  bool whole_blocks = true;  // passes compute whole blocks of queries
-  std::string cache;         // its name, for messages
+  bool whole_blocks = true;   // passes compute whole blocks of queries
+  std::string cache;          // its name, for messages
+  bool commit_passes = true;  // blocks are committed by passes of their own
 };
 
 /// A policy, and its settings in a trace.

@@ -26,8 +26,11 @@ struct AttentionReads {
   AttentionParts used;    // the values that the policy used
   AttentionParts shadow;  // the exact values, if `used` is not exact
   Exact exactness = Exact::kUnknown;
-  TopKSets sets;        // top-k sets of the rows
-  WeightSpread spread;  // of the rows; its tensors are undefined if it wasn't asked for
+  TopKSets sets;                    // top-k sets of the rows
+  at::Tensor key_norm, value_norm;  // [S, K, k] float32, of the sets' keys; undefined: not recorded
+  at::Tensor map;  // [S, map heads, T, N + T_in] float16; undefined: not of this layer or step
+  int64_t map_internal = 0;  // T_in
+  WeightSpread spread;       // of the rows; its tensors are undefined if it wasn't asked for
 
   /// The exact values; nullptr: unknown, or not needed.
   const AttentionParts* exact() const {
@@ -37,8 +40,17 @@ struct AttentionReads {
 
   /// All tensors that the step computed.
   std::vector<at::Tensor*> computed() {
-    std::vector<at::Tensor*> all{
-        &q, &k, &v, &present, &sets.index, &sets.probability, &sets.union_size, &sets.token_index};
+    std::vector<at::Tensor*> all{&q,
+                                 &k,
+                                 &v,
+                                 &present,
+                                 &sets.index,
+                                 &sets.probability,
+                                 &sets.union_size,
+                                 &sets.token_index,
+                                 &key_norm,
+                                 &value_norm,
+                                 &map};
     all.insert(all.end(),
                {&spread.entropy, &spread.largest, &spread.range, &spread.key, &spread.offset});
     for (AttentionParts* parts : {&used, &shadow}) {

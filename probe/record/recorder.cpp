@@ -48,8 +48,9 @@ Recorder::Recorder(RecorderOptions options, TraceWriter& writer)
   kv_heads_ = index_of(meta.kv_heads, meta.num_kv_heads);
 }
 
-void Recorder::begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length) {
-  traced_[sequence] = {trace_sequence, prompt_length};
+void Recorder::begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length,
+                              std::vector<uint8_t> regions) {
+  traced_[sequence] = {trace_sequence, prompt_length, std::move(regions)};
 }
 
 bool Recorder::records(const SequencePass& pass) const {
@@ -100,6 +101,7 @@ void Recorder::record(const PassContext& context, const AttentionReads& reads) {
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
     summarise(pass, reads, s, index);
     if (records(pass) && at_least(RecordLevel::outputs)) record_arrays(reads, s, index);
+    if (reads.map.defined() && records_map(pass)) record_map(pass, reads, s);
   }
   if (reads.sets.index.defined()) record_sets(context, reads, index);
 }
@@ -112,14 +114,17 @@ void Recorder::summarise(const SequencePass& pass, const AttentionReads& reads, 
   const AttentionParts& used = reads.used;
   put_head_rows(slot, Field::attention_lse_external, layer_index, used.lse_external, row);
   put_head_rows(slot, Field::attention_lse_internal, layer_index, used.lse_internal, row);
-  if (used.reused.defined()) {
-    const at::Tensor reused = recorded_heads(used.reused.select(0, row)).to(at::kByte);
+  const auto put_flags = [&](Field field, const at::Tensor& flags) {  // [S, H] bool
+    if (!flags.defined()) return;
+    const at::Tensor kept = recorded_heads(flags.select(0, row)).to(at::kByte).contiguous();
     const size_t heads = options_.meta.heads.size();
-    auto& out = slot.bytes[Field::attention_reused];
+    auto& out = slot.bytes[field];
     out.resize(options_.meta.layers.size() * heads, 0);
-    std::copy_n(reused.contiguous().const_data_ptr<uint8_t>(), heads,
+    std::copy_n(kept.const_data_ptr<uint8_t>(), heads,
                 out.begin() + layer_index * static_cast<int64_t>(heads));
-  }
+  };
+  put_flags(Field::attention_reused, used.reused);
+  if (options_.meta.has_interventions) put_flags(Field::attention_intervened, used.intervened);
   record_selection(reads, s, layer_index);
   record_spread(pass, reads, s, layer_index);
   LayerStep step;
@@ -294,7 +299,11 @@ void Recorder::finish_slot(Slot& slot, TraceRow& row) {
       row.arrays.push_back({field, kAllLayers, make_buffer(std::move(values))});
     }
     std::move(slot.arrays.begin(), slot.arrays.end(), std::back_inserter(row.arrays));
+    if (slot.map.defined()) {
+      row.arrays.push_back({Field::map_weight, kAllLayers, buffer_of(slot.map)});
+    }
   }
+  slot.map.reset();
   slot.floats.clear();
   slot.ints.clear();
   slot.bytes.clear();

@@ -25,7 +25,9 @@ class Recorder : public DecodeObserver {
   /// Must be called before a sequence's first pass: gives the sequence of the run its index in the
   /// trace. `prompt_length`: traces count positions from the end of the prompt. Without this call a
   /// sequence is not recorded.
-  void begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length);
+  /// `regions`: of the prompt's tokens, as PromptRegions::of_token.
+  void begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length,
+                      std::vector<uint8_t> regions = {});
 
   /// What was decided so far, whether recorded or not.
   struct Counters {
@@ -69,6 +71,7 @@ class Recorder : public DecodeObserver {
   struct TracedSequence {
     int64_t trace_sequence = 0;
     int64_t prompt_length = 0;
+    std::vector<uint8_t> regions;  // [prompt_length], or empty
   };
   /// The values with which later steps of a block are compared, per recorded layer.
   struct LayerHistory {
@@ -88,12 +91,14 @@ class Recorder : public DecodeObserver {
     std::map<Field, std::vector<int32_t>> ints;
     std::map<Field, std::vector<uint8_t>> bytes;
     std::vector<ArraySlice> arrays;  // per-layer datasets, already in file type
+    at::Tensor map;                  // [map layers, map heads, B, positions] float16
   };
 
   bool at_least(RecordLevel level) const { return options_.meta.level >= level; }
   bool follows(const PassContext& context) const;  // reads a denoising pass of some sequence
   bool traced(const SequencePass& pass) const { return traced_.count(pass.sequence) > 0; }
   bool records(const SequencePass& pass) const;
+  bool records_map(const SequencePass& pass) const;
   int64_t layer_index(int64_t layer) const;  // index among the recorded layers, -1: none
   Slot& slot_at(size_t index);
   /// The history is empty at a layer's first pass of a block.
@@ -102,7 +107,12 @@ class Recorder : public DecodeObserver {
   /// Positions of external keys at which another distance or region begins, ascending; the last
   /// one is the number of external keys.
   std::vector<int64_t> key_range_ends(const SequencePass& pass) const;
+  /// External keys before the block; the others of a bidirectional model come after it.
+  static int64_t keys_before(const TraceMeta& meta, const SequencePass& pass);
   TopKSets sets_of(const AttentionView& view) const;
+  at::Tensor map_of(const AttentionView& view) const;
+  void record_map(const SequencePass& pass, const AttentionReads& reads, size_t slot);
+  void read_norms(const AttentionView& view, AttentionReads& reads) const;
   void summarise(const SequencePass& pass, const AttentionReads& reads, size_t slot,
                  int64_t layer_index);
   /// Compare `step` with the history, then update the history.

@@ -194,6 +194,12 @@ void Recorder::record_sets(const PassContext& context, const AttentionReads& rea
     const std::vector<float> probability =
         heads_of_row<float>(sets.probability, row, options_.meta.kv_heads);
     put_floats(slot, Field::set_probability, layer_index, probability.data(), probability.size());
+    for (const auto& [field, norms] : {std::pair{Field::set_key_norm, &reads.key_norm},
+                                       std::pair{Field::set_value_norm, &reads.value_norm}}) {
+      if (!norms->defined()) continue;
+      const std::vector<float> kept = heads_of_row<float>(*norms, row, options_.meta.kv_heads);
+      put_floats(slot, field, layer_index, kept.data(), kept.size());
+    }
     std::vector<float> covered;
     for (auto of_head = probability.begin(); of_head != probability.end(); of_head += k) {
       covered.push_back(static_cast<float>(std::accumulate(of_head, of_head + k, 0.0)));

@@ -22,6 +22,7 @@ inline bool allows(const std::set<int64_t>& filter, int64_t value) {
 struct RecorderOptions {
   TraceMeta meta;  // level, layers, heads, set size, normaliser, dtype
   RecordFilter filter;
+  std::set<int64_t> map_steps;   // denoising steps of /map, from 1; empty: all
   bool every_prediction = true;  // also for decided positions; else they have -1 and NaN
   bool exact_known = true;       // exact values are known: the policy is exact, or --shadow is on
   bool autoregressive = false;

@@ -124,6 +124,9 @@ AttentionReads Recorder::reads_of(const AttentionView& view) const {
   if (view.rows != nullptr) reads.rows = *view.rows;
   if (view.present != nullptr) reads.present = *view.present;
   if (view.spread != nullptr) reads.spread = *view.spread;
+  reads.map = map_of(view);
+  reads.map_internal = view.input.k.size(2);
+  reads.used.intervened = view.used.intervened;
   reads.used.lse_external = view.used.lse_external;
   reads.used.lse_internal = view.used.lse_internal;
   reads.used.reused = view.used.reused;
@@ -153,6 +156,7 @@ AttentionReads Recorder::reads_of(const AttentionView& view) const {
     exact.out = view.exact->out;
   }
   reads.sets = sets_of(view);
+  read_norms(view, reads);
   return reads;
 }
 

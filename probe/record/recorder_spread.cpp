@@ -7,21 +7,9 @@
 #include "probe/record/recorder.h"
 
 namespace blockscope {
-namespace {
-
-/// Places on the axis `region`, with one or more names for the parts of the prompt.
-struct RegionPlaces {
-  size_t first = 0, prompt = 1, answer, decided, masks, after;
-  explicit RegionPlaces(size_t count)
-      : answer(count - 4), decided(count - 3), masks(count - 2), after(count - 1) {}
-};
-
-/// External keys before the block; the others of a bidirectional model come after it.
-int64_t keys_before(const TraceMeta& meta, const SequencePass& pass) {
+int64_t Recorder::keys_before(const TraceMeta& meta, const SequencePass& pass) {
   return meta.bidirectional ? std::min(pass.block_start, pass.context_length) : pass.context_length;
 }
-
-}  // namespace
 
 /// External key i is position i, and i + B behind a bidirectional model's block.
 std::vector<int64_t> Recorder::key_range_ends(const SequencePass& pass) const {
@@ -31,6 +19,12 @@ std::vector<int64_t> Recorder::key_range_ends(const SequencePass& pass) const {
   const auto traced = traced_.find(pass.sequence);
   const int64_t prompt = traced == traced_.end() ? 0 : traced->second.prompt_length;
   std::vector<int64_t> ends{kFirstPositions, prompt, before, count};
+  if (traced != traced_.end()) {
+    const std::vector<uint8_t>& regions = traced->second.regions;
+    for (size_t i = 1; i < regions.size(); ++i) {
+      if (regions[i] != regions[i - 1]) ends.push_back(static_cast<int64_t>(i));
+    }
+  }
   for (int64_t bin = 0; bin < meta.distance_bins; ++bin) {
     ends.push_back(before + 1 - (int64_t{1} << bin));
     if (meta.bidirectional) ends.push_back(before - 1 + (int64_t{2} << bin));
@@ -44,7 +38,12 @@ std::vector<std::vector<int64_t>> Recorder::key_ranges(const PassContext& contex
                                                        int64_t layer) const {
   if (options_.meta.regions.empty() || !reads_layer(context, layer)) return {};
   std::vector<std::vector<int64_t>> ranges;
-  for (const SequencePass& pass : context.sequences) ranges.push_back(key_range_ends(pass));
+  size_t most = 0;
+  for (const SequencePass& pass : context.sequences) {
+    ranges.push_back(key_range_ends(pass));
+    most = std::max(most, ranges.back().size());
+  }
+  for (std::vector<int64_t>& ends : ranges) ends.resize(most, ends.back());  // empty ranges
   return ranges;
 }
 
@@ -59,8 +58,10 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
   put_head_rows(slot, Field::spread_largest, layer_index, spread.largest, row);
 
   const int64_t before = keys_before(meta, pass);
-  const int64_t prompt = traced_.at(pass.sequence).prompt_length;
+  const auto& [index, prompt, part] = traced_.at(pass.sequence);
   const RegionPlaces region(meta.regions.size());
+  const SequenceRegions regions{region, prompt, pass.block_start,
+                                pass.block_start + meta.block_length, part};
   const auto distances = static_cast<size_t>(meta.distance_bins * (meta.bidirectional ? 2 : 1));
   const auto offsets = static_cast<size_t>(2 * meta.block_length - 1);
   const auto internal_keys = static_cast<size_t>(spread.key.size(2));
@@ -84,10 +85,8 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
                                    meta.distance_bins - 1);
       const int64_t place = after ? meta.distance_bins + bin : meta.distance_bins - 1 - bin;
       distance.at(static_cast<size_t>(place)) += weight;
-      (after                     ? of_region[region.after]
-       : begin < kFirstPositions ? of_region[region.first]
-       : begin < prompt          ? of_region[region.prompt]
-                                 : of_region[region.answer]) += weight;
+      const int64_t position = after ? begin + meta.block_length : begin;
+      of_region[regions.at(position, false)] += weight;
       begin = end;
     }
     const float* key = values(spread.key);

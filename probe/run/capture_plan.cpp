@@ -1,6 +1,7 @@
 #include "probe/run/capture_plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <limits>
 #include <numeric>
+#include <sstream>
 
 #include "command_line/options.h"
 #include "command_line/progress.h"
@@ -179,6 +181,45 @@ void check_record_values(const RecordFlags& flags, const ModelConfig& config) {
   }
 }
 
+/// Fills what `options` says about /map. `positions`: the longest sequence of the run.
+void read_maps(const std::string& text, int64_t positions, RecorderOptions& options) {
+  if (text.empty()) return;
+  constexpr const char* kFlag = "--record-maps";
+  TraceMeta& meta = options.meta;
+  if (meta.has_draft) {
+    throw UsageError(
+        "--record-maps: expected a run without --draft. HINT: --record full keeps queries and "
+        "keys; `blockscope analyze --matrix attention` computes weights from them");
+  }
+  meta.map_layers = meta.layers;
+  meta.map_heads = meta.heads;
+  meta.map_positions = positions;
+  std::istringstream parts(text);
+  std::string part;
+  while (std::getline(parts, part, ';')) {
+    const size_t equals = part.find('=');
+    const std::string name = part.substr(0, equals);
+    const std::string list = equals == std::string::npos ? "" : part.substr(equals + 1);
+    const auto recorded = [&](const std::vector<int64_t>& all) {
+      std::vector<int64_t> chosen = parse_index_set(list, fmt::format("{}: {}", kFlag, name), 0);
+      for (const int64_t one : chosen) {
+        if (std::ranges::binary_search(all, one)) continue;
+        throw UsageError(fmt::format("{}: {}: expected recorded ones, {}, got {}", kFlag, name,
+                                     fmt::join(all, ","), one));
+      }
+      return chosen;
+    };
+    if (list.empty() || (name != "layers" && name != "heads" && name != "steps")) {
+      throw UsageError(
+          fmt::format("{}: expected layers=, heads= or steps= with a list such as 0-3,7, got '{}'",
+                      kFlag, part));
+    }
+    if (name == "layers") meta.map_layers = recorded(meta.layers);
+    if (name == "heads") meta.map_heads = recorded(meta.heads);
+    if (name == "steps") options.map_steps = index_filter(list, kFlag, 1);
+  }
+}
+
 }  // namespace
 
 void add_predictions_flag(CLI::App& app, RecordFlags& flags) {
@@ -205,9 +246,11 @@ void add_record_flags(CLI::App& app, RecordFlags& flags) {
       ->capture_default_str();
   add_predictions_flag(app, flags);
   app.add_flag("--record-router", flags.router, "Record which experts the routers choose");
+  app.add_option("--record-maps", flags.maps,
+                 "Record the attention weights themselves: \"layers=3,9;heads=0-3;steps=1,8\"");
   less_usual(app, "Recording",
              {"--heads", "--blocks", "--sequences", "--set-size", "--set-normaliser",
-              "--array-type", "--predictions", "--record-router"});
+              "--array-type", "--predictions", "--record-router", "--record-maps"});
 }
 
 int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode) {
@@ -258,6 +301,8 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   meta.set_normaliser =
       flags.set_normaliser == "prefix" ? SetNormaliser::prefix : SetNormaliser::prefix_and_block;
   meta.array_type = flags.array_type == "bf16" ? ArrayType::bf16 : ArrayType::f32;
+  meta.has_set_norms = meta.set_size > 0;
+  meta.has_interventions = policy.intervenes();
   meta.has_shadow = decode.shadow;
   meta.has_cache = decode.bidirectional;
   meta.has_draft = decode.drafted;
@@ -282,6 +327,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   options.filter = {index_filter(flags.steps, "--steps", 1),
                     index_filter(flags.blocks, "--blocks", 0),
                     index_filter(flags.sequences, "--sequences", 0)};
+  read_maps(flags.maps, longest + (decode.bidirectional ? decode.block_length() : 0), options);
   options.every_prediction =
       flags.predictions == "all" || decode.autoregressive() || decode.drafted;
   options.exact_known = policy.name() == "exact" || decode.shadow;
@@ -327,6 +373,7 @@ void check_record_flags(const CLI::App& app, const RecordFlags& flags) {
   refuse_idle(app, "--set-size", level >= RecordLevel::sets, "--record sets or above");
   refuse_idle(app, "--set-normaliser", level >= RecordLevel::sets, "--record sets or above");
   refuse_idle(app, "--record-router", level >= RecordLevel::summary, "--record summary or above");
+  refuse_idle(app, "--record-maps", level >= RecordLevel::summary, "--record summary or above");
   refuse_idle(app, "--array-type", level >= RecordLevel::outputs, "--record outputs or above");
 }
 
@@ -348,6 +395,8 @@ void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
   check("--sequences", recorder.filter.sequences, static_cast<int64_t>(prompts.size()) - 1,
         "sequence");
   check("--blocks", recorder.filter.blocks, last_block, "block");
+  check("--record-maps: steps", recorder.map_steps,
+        decode.autoregressive() ? 1 : most_steps(decode.unmasking), "step of a block");
   check("--steps", recorder.filter.steps,
         decode.autoregressive() ? 1 : most_steps(decode.unmasking), "step of a block");
 }

@@ -21,7 +21,8 @@ struct RecordFlags {
   std::string set_normaliser = "prefix";
   std::string array_type = "bf16";
   std::string predictions = "masked";  // or "all"
-  bool router = false;              // record the experts that routers choose
+  bool router = false;                 // record the experts that routers choose
+  std::string maps;                    // --record-maps; empty: none
 };
 void add_record_flags(CLI::App& app, RecordFlags& flags);
 /// Adds --predictions alone.

@@ -90,12 +90,14 @@ class CaptureLoop {
       SequenceStart start;
       start.name = prompt.name;
       start.prompt = prompt.request.prompt;
+      start.prompt_regions = prompt.request.regions.of_token;
       start.gen_length = positions(prompt);
       if (!prompt.answers.empty()) start.answer = prompt.answers.front();
       if (prompt.metric.has_value()) start.metric = std::string(metric_name(*prompt.metric));
       trace_sequence_[prompt.request.sequence] = writer_.begin_sequence(std::move(start));
       recorder_.begin_sequence(prompt.request.sequence, trace_sequence_[prompt.request.sequence],
-                               static_cast<int64_t>(prompt.request.prompt.size()));
+                               static_cast<int64_t>(prompt.request.prompt.size()),
+                               prompt.request.regions.of_token);
     }
     if (!anything_left) return;
     DecodeObserver* const observer = late_ ? static_cast<DecodeObserver*>(&*late_) : &recorder_;

@@ -69,6 +69,9 @@ ReplaySource read_replay(const std::string& path, bool answers_alone) {
     request.sequence = static_cast<int64_t>(source.prompts.size());
     request.prompt = sequence.prompt;
     request.gen_length = sequence.gen_length;
+    if (!sequence.prompt_regions.empty()) {
+      request.regions = {info.meta.regions, sequence.prompt_regions};
+    }
     const std::vector<TokenId> ids(sequence.prompt.begin(), sequence.prompt.end());
     request.prompt_hash = prompt_hash(ids);
     request.replayed = true;

@@ -28,12 +28,13 @@ std::string digest_of(const std::vector<RunPrompt>& prompts) {
     for (const ReplayStep& step : prompt.request.replay) {
       replay.push_back({step.block, step.positions, step.tokens});
     }
-    const nlohmann::json one = {prompt.name,
-                                prompt.request.prompt,
-                                prompt.request.gen_length,
-                                prompt.answers,
-                                prompt.metric.has_value() ? metric_name(*prompt.metric) : "",
-                                replay};
+    nlohmann::json one = {prompt.name,
+                          prompt.request.prompt,
+                          prompt.request.gen_length,
+                          prompt.answers,
+                          prompt.metric.has_value() ? metric_name(*prompt.metric) : "",
+                          replay};
+    if (!prompt.request.regions.of_token.empty()) one.push_back(prompt.request.regions.of_token);
     update(before + one.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     before = ",";
   }
@@ -97,6 +98,7 @@ std::string run_json(const RunDescription& run) {
   const RecordFilter& filter = run.recorder.filter;
   json["recorded_steps"] = filter.steps;
   json["recorded_blocks"] = filter.blocks;
+  if (!run.recorder.meta.map_layers.empty()) json["map_steps"] = run.recorder.map_steps;
   json["recorded_sequences"] = filter.sequences;
   json["predictions"] = run.recorder.every_prediction ? "all" : "masked";
   json["num_prompts"] = run.prompts.size();

@@ -226,11 +226,14 @@ void add_intervene_option(CLI::App& app, std::vector<std::string>& texts) {
 
 PolicySite policy_site(const DecodeOptions& options) {
   const CacheEntry& cache = cache_entry(options.cache);
-  return {options.bidirectional, options.autoregressive(), !cache.single_rows, cache.name};
+  return {options.bidirectional, options.autoregressive(), !cache.single_rows, cache.name,
+          !options.bidirectional && !options.autoregressive() && !options.fuses_commits()};
 }
 
 PolicyModel policy_model(const LoadedModel& model) {
-  return {model.config.num_layers, model.config.num_heads, model.config.num_kv_heads, model.digest};
+  const ModelConfig& config = model.config;
+  return {config.num_layers, config.num_heads,   config.num_kv_heads,
+          config.head_dim,   config.hidden_size, model.digest};
 }
 
 void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws) {

@@ -13,6 +13,7 @@
 #include "decode_record/base/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/gen_length.h"
+#include "probe/run/prompt_regions.h"
 #include "probe/text/prompts.h"
 
 namespace blockscope {
@@ -103,6 +104,12 @@ void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
   less_usual(app, "Prompts", {"--input-ids", "--metric", "--no-thinking"});
 }
 
+void add_regions_option(CLI::App& app, PromptFlags& flags) {
+  app.add_option("--regions", flags.regions,
+                 "JSON file that names parts of the prompts, by positions, token or text");
+  less_usual(app, "Prompts", {"--regions"});
+}
+
 void check_prompt_flags(const CLI::App& app, const PromptFlags& flags) {
   refuse_idle(app, "--metric", !flags.file.empty(), "--prompts, whose lines can have answers");
   refuse_idle(app, "--chat", !flags.prompts.empty(),
@@ -148,6 +155,11 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
         chat->source());
   }
 
+  RegionFinder finder(
+      flags.regions.empty() ? std::vector<RegionRule>() : read_region_rules(flags.regions),
+      flags.regions);
+  std::vector<std::vector<uint8_t>> parts;
+
   std::vector<RunPrompt> prompts;
   for (const Prompt& prompt : set.prompts) {
     RunPrompt run;
@@ -169,6 +181,9 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
                             model.config.vocab_size,
                             static_cast<size_t>(largest_position_count(model.config)));
     }
+    parts.push_back(finder.parts_of(prompt.id, ids, tokenizer,
+                                    std::get_if<std::vector<ChatMessage>>(&prompt.input),
+                                    chat ? &*chat : nullptr, chat_options));
     run.request.sequence = static_cast<int64_t>(prompts.size());
     run.request.prompt.assign(ids.begin(), ids.end());
     if (!prompt.gen_length.has_value()) check_gen_length(default_gen_length, options);
@@ -183,6 +198,7 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
     }
     prompts.push_back(std::move(run));
   }
+  for (size_t i = 0; i < prompts.size(); ++i) prompts[i].request.regions = finder.regions(parts[i]);
   return prompts;
 }
 

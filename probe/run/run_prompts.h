@@ -26,8 +26,11 @@ struct PromptFlags {
   int64_t limit = 0;                   // 0: all
   bool chat = false;                   // wrap --prompt texts as a user message
   bool no_thinking = false;
+  std::string regions;  // --regions
 };
 void add_prompt_flags(CLI::App& app, PromptFlags& flags);
+/// --regions, for commands that record or change attention by region.
+void add_regions_option(CLI::App& app, PromptFlags& flags);
 /// Throws UsageError for an option that the given prompts would ignore.
 void check_prompt_flags(const CLI::App& app, const PromptFlags& flags);
 

@@ -148,7 +148,9 @@ std::unique_ptr<AttentionPolicy> make_policy(const PolicySetting& setting,
   const ModelConfig& config = model.config;
   return with_interventions(make_flashblock_policy({config.num_layers, config.num_heads,
                                                     setting.reuse->tau, setting.reuse->reuse}),
-                            setting.policy.interventions, config.num_layers, config.num_heads);
+                            setting.policy.interventions,
+                            {config.num_layers, config.num_heads, config.num_kv_heads,
+                             config.head_dim, config.hidden_size});
 }
 
 void check_setting_flags(const SettingFlags& flags) {

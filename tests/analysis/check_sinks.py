@@ -29,7 +29,7 @@ def sinks_of(trace, row, layer, head, factor):
 
 def expected(trace, factor):
     means = {name: reference.Means() for name in
-             ("sinks", "sink_mass", "kept", "first_mass", "lifetime", "moved", "shared")}
+             ("sinks", "sink_mass", "kept", "first_mass", "lifetime", "moved", "shared", "key_norm", "value_norm")}
     places = collections.Counter()
     blocks = collections.defaultdict(list)
     for row in range(trace.rows):
@@ -50,6 +50,11 @@ def expected(trace, factor):
                     means["sinks"].add(cell, len(sinks))
                     means["sink_mass"].add(cell, sum(sinks.values()))
                     means["first_mass"].add(cell, float(probability[keys < 4].sum()))
+                    for name in ("key_norm", "value_norm"):
+                        norms = trace.at(f"/sets/{name}", row, layer)[head][:len(keys)].astype(float)
+                        hit = np.isin(keys, list(sinks))
+                        if hit.any() and not hit.all():
+                            means[name].add((layer, head), norms[hit].mean() / norms[~hit].mean())
                     for position in sinks:
                         places[layer, min(9, position * 10 // length)] += 1
             for head in range(len(trace.kv_heads)):

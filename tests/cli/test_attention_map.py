@@ -105,10 +105,23 @@ def spread(file, row, slot, causal, read=None):
     return {**found, "distance": of_distance, "offset": of_offset, "region": of_region}
 
 
+def external_values(file, row, slot, places):
+    """[K, N, D]: the values of the keys at `places`."""
+    sequence, values = file["/steps/sequence"][row], {}
+    bidirectional = bool(file["/model"].attrs.get("bidirectional", 0))
+    last = row if bidirectional else row - 1
+    end = int(file["/prefix/end"][last]) if last >= 0 else 0
+    for i in np.flatnonzero(file["/prefix/sequence"][:end] == sequence):
+        values[int(file["/prefix/position"][i])] = file["/prefix/value"][i, slot].astype(np.float64)
+    return np.stack([values[p] for p in places]).swapaxes(0, 1)
+
+
 class AttentionMap(CheckpointCase):
-    def recorded(self, name, model, *arguments):
+    def recorded(self, name, model, *arguments, level="full", map_steps="1-2"):
         path = self.root / f"{name}.h5"
-        code, _, err = capture(model, *arguments, "--record", "full", "--array-type", "f32", "-o", path)
+        maps = [] if "--draft" in arguments else ["--record-maps", f"heads=0;steps={map_steps}"]
+        code, _, err = capture(model, *arguments, *maps, "--record", level, *(["--array-type", "f32"] if level == "full" else []),
+                               "-o", path)
         self.assertEqual(code, 0, err)
         return path
 
@@ -133,7 +146,34 @@ class AttentionMap(CheckpointCase):
                     np.testing.assert_allclose(found.reshape(want.shape), want, rtol=2e-5, atol=1e-7)
                     compared += np.isfinite(want).sum()
                 self.check_spread(file, row, slot, causal)
+                self.check_map(file, row, slot)
+                self.check_norms(file, row, slot)
         self.assertGreater(compared, 0)
+
+    def check_map(self, file, row, slot):
+        if "/map/weight" not in file:
+            return
+        found = file["/map/weight"][row, slot]
+        if file["/steps/step"][row] not in json.loads(file["/run/json"][()].tobytes())["map_steps"]:
+            return self.assertTrue(np.isnan(found).all())
+        places, weights = expected(file, row, slot, False)
+        want = np.full(found.shape, np.nan)
+        want[:, :, places] = weights[file["/map_head"][()]]
+        np.testing.assert_allclose(found, want, rtol=2 ** -10, atol=2e-7)
+        self.maps_compared = getattr(self, "maps_compared", 0) + np.isfinite(found).sum()
+
+    def check_norms(self, file, row, slot):
+        """Norms of the keys in the top-k sets, whose numbers count the external keys."""
+        if "/sets/topk" not in file or "/sets/key_norm" not in file:
+            return
+        places, keys = external_keys(file, row, slot)
+        chosen = file["/sets/topk"][row, slot]
+        there = chosen >= 0
+        for name, rows in (("key", keys), ("value", external_values(file, row, slot, places) if len(places) else keys)):
+            want = np.full(chosen.shape, np.nan)
+            for head in range(len(chosen)):
+                want[head, there[head]] = np.linalg.norm(rows[head][chosen[head][there[head]]], axis=-1)
+            np.testing.assert_allclose(file[f"/sets/{name}_norm"][row, slot], want, rtol=1e-5, err_msg=name)
 
     def check_spread(self, file, row, slot, causal):
         heads = len(file["/head"])
@@ -161,7 +201,8 @@ class AttentionMap(CheckpointCase):
                 model = write_family(self.root / family, family)
                 size = ["--block-length", 4] if family in BIDIRECTIONAL else []
                 self.check(self.recorded(f"of-{family}", model, "--input-ids", "5,6,7,8,9,10,11", "--gen-length", 16,
-                                         *size))
+                                         *size, map_steps="1"))  # all that a model without masks has
+        self.assertGreater(self.maps_compared, 400)
 
     def test_policies_show_exact_attention(self):
         for policy in ("flashblock,tau=2", "mage,k=3", "quest,k=4,page=2"):
@@ -192,6 +233,33 @@ class AttentionMap(CheckpointCase):
             with self.subTest(which):
                 self.check(self.recorded(which, target, "--draft", draft, "--recorded-model", which, "--input-ids",
                                          "5,6,7,8,9", "--gen-length", 12, "--no-stop"), causal=which == "target")
+
+    def test_recorded_maps_are_enough(self):
+        """A trace of level summary with /map gives the same maps as one of level full."""
+        whole = self.recorded("whole", self.model, "--input-ids", "5,6,7,8,9,10,11", "--gen-length", 16)
+        low = self.recorded("with-maps", self.model, "--input-ids", "5,6,7,8,9,10,11", "--gen-length", 16,
+                            level="summary")
+        for step in (1, 2):
+            arrays = []
+            for path in (whole, low):
+                code, out, err = run("analyze", path, "--matrix", "attention", "--layer", 1, "--head", 0, "--block", 2,
+                                     "--step", step, "--json", "-", "--quiet")
+                self.assertEqual(code, 0, err)
+                arrays.append(json.loads(out)["metrics"][0]["arrays"][0])
+            self.assertEqual(arrays[0]["axes"], arrays[1]["axes"])
+            np.testing.assert_allclose(arrays[1]["values"], arrays[0]["values"], rtol=2 ** -10, atol=1e-7)
+        for head, step, words in ((3, 1, "the weights of head 3 were not recorded"), (0, 3, "has no recorded weights")):
+            code, _, err = run("analyze", low, "--matrix", "attention", "--layer", 1, "--block", 2, "--step", step,
+                               "--head", head)
+            self.assertTrue(code == 1 and words in err, err)
+
+    def test_maps_that_cannot_be_recorded(self):
+        for text, words in (("layers=9", "layers: expected recorded ones, 0,1, got 9"), ("heads=", "expected layers="),
+                            ("keys=1", "got 'keys=1'"), ("steps=90", "steps: 90 is beyond this run"),
+                            ("heads=1;heads", "got 'heads'")):
+            out = self.root / "refused.h5"
+            code, _, err = capture(self.model, "--input-ids", "5,6,7", "--gen-length", 8, "--record-maps", text, "-o", out)
+            self.assertTrue(code == 2 and words in err and not out.exists(), (text, code, err))
 
     def test_what_is_refused(self):
         path = self.recorded("plain", self.model, "--input-ids", "5,6,7", "--gen-length", 8)

@@ -71,8 +71,9 @@ class Sides:
 class Interventions(CheckpointCase):
     def recorded(self, name, *arguments, model=None, ids=IDS, gen_length=16):
         path = self.root / f"{name}.h5"
-        code, _, err = capture(model or self.model, "--input-ids", ids, "--gen-length", gen_length, "--no-stop",
-                               "--record", "full", "--array-type", "f32", "-o", path, "--force", *arguments)
+        prompt = [] if "--replay" in arguments else ["--input-ids", ids, "--gen-length", gen_length, "--no-stop"]
+        code, _, err = capture(model or self.model, *prompt, "--record", "full", "--array-type", "f32", "-o", path,
+                               "--force", *arguments)
         self.assertEqual(code, 0, err)
         return path
 
@@ -242,6 +243,119 @@ class Interventions(CheckpointCase):
         self.assertEqual(np.abs(error[[0, 1, 3]]).max(), 0)
         size = np.sqrt((error[2] ** 2).mean() / (plain[2] ** 2).mean())
         self.assertTrue(0.25 < size < 1, size)
+
+    def test_the_trace_says_which_heads_were_changed(self):
+        path = self.recorded("marked", "--intervene", "scale,by=0.5,layers=1,heads=2,steps=2", "--intervene",
+                             "hide_keys,positions=4000,layers=0")
+        with h5py.File(path) as file:
+            found = file["/attention/intervened"][()].astype(bool)
+            want = np.zeros(found.shape, bool)
+            want[(file["/steps/step"][()] == 2) & (file["/steps/kind"][()] == 1), 1, 2] = True
+        self.assertTrue(want.any() and np.array_equal(found, want))
+        self.assertNotIn("attention/intervened", read(self.recorded("plain")))
+
+    def test_a_patch_is_the_other_run_at_the_same_step(self):
+        """From a run with other attention; with the run's own values nothing changes."""
+        plain = self.recorded("plain")
+        other = self.recorded("other", "--intervene", "scale,by=3,layers=0", "--replay", plain)
+        whole, theirs = read(plain), read(other)
+        rows = whole["steps/kind"] == 1
+
+        def patched(what, source, where):
+            return read(self.recorded("patched", "--intervene", f"{what},trace={source},{where}", "--replay", plain))
+
+        for what, sides in (("patch_external", ["external"]), ("patch_head", ["external", "internal"])):
+            found = patched(what, other, "layers=1,heads=1+3,steps=2-9")
+            hit = rows & (whole["steps/step"] > 1)
+            self.assertTrue(hit.any())
+            for side in ("external", "internal"):
+                for name in (f"attention/{side}", f"attention/lse_{side}"):
+                    want = whole[name].copy()
+                    if side in sides:
+                        want[np.ix_(hit, [1], [1, 3])] = theirs[name][np.ix_(hit, [1], [1, 3])]
+                    self.assertTrue(np.array_equal(found[name], want, equal_nan=True), (what, name))
+            same = patched(what, plain, "layers=0")
+            np.testing.assert_allclose(same["prediction/confidence"], whole["prediction/confidence"], rtol=1e-4)
+        found = patched("patch_hidden", other, "layers=1")
+        self.assertFalse(np.allclose(whole["hidden/hidden"][rows][:, 1], theirs["hidden/hidden"][rows][:, 1]))
+        self.assertTrue(np.array_equal(found["hidden/hidden"][rows][:, 1], theirs["hidden/hidden"][rows][:, 1]))
+        self.assertTrue(np.array_equal(found["hidden/hidden"][rows][:, 0], whole["hidden/hidden"][rows][:, 0]))
+        np.testing.assert_allclose(found["query/query"][rows][:, 1], theirs["query/query"][rows][:, 1], atol=1e-5)
+        same = patched("patch_hidden", plain, "layers=0-1")
+        np.testing.assert_allclose(same["prediction/confidence"], whole["prediction/confidence"], rtol=1e-4)
+
+    def test_patches_of_bidirectional_models(self):
+        model = write_family(self.root / "llada-to-patch", "llada")
+        size = ["--block-length", 4]
+        plain = self.recorded("llada", *size, model=model)
+        other = self.recorded("llada-other", *size, "--intervene", "scale,by=3,layers=0", "--replay", plain, model=model)
+        whole, theirs = read(plain), read(other)
+        found = read(self.recorded("llada-patched", *size, "--intervene", f"patch_hidden,trace={other},layers=1",
+                                   "--replay", plain, model=model))
+        rows = whole["steps/kind"] == 1
+        self.assertTrue(np.array_equal(found["hidden/hidden"][rows][:, 1], theirs["hidden/hidden"][rows][:, 1]))
+        self.assertFalse(np.array_equal(whole["hidden/hidden"][rows][:, 1], theirs["hidden/hidden"][rows][:, 1]))
+
+    def test_patches_that_do_not_fit(self):
+        plain = self.recorded("plain")
+        low = self.root / "low.h5"
+        self.assertEqual(capture(self.model, "--input-ids", IDS, "--gen-length", 16, "--no-stop", "--layers", "0", "-o",
+                                 low)[0], 0)
+        some = self.recorded("some", "--layers", "0", "--heads", "0", "--steps", "1")
+        wide = self.recorded("wide", ids="5,6,7,8")
+        llada = self.recorded("llada", "--block-length", 4, model=write_family(self.root / "llada-other", "llada"))
+        for text, words in (
+            (f"patch_head,trace={low}", "expected /attention/external, got a trace of level summary"),
+            (f"patch_hidden,trace={low}", "--record full"),
+            (f"patch_external,trace={some},steps=1,heads=0", "expected layer 1, got layers 0"),
+            (f"patch_external,trace={some},steps=1,layers=0", "expected head 1, got heads 0"),
+            (f"patch_external,trace={some},layers=0,heads=0", "step 2, got no such recorded row"),
+            (f"patch_external,trace={wide}", "expected the prompt of sequence 0"),
+            (f"patch_external,trace={llada}", "expected the model's"),
+            (f"patch_hidden,trace={plain},heads=1", "heads: expected none"),
+            (f"patch_head,trace={plain},commits", "commits: expected none"),
+            ("patch_head", "trace: expected the file of a trace"), ("patch_head,trace=/none.h5", "/none.h5"),
+        ):
+            out = self.root / "refused.h5"
+            code, _, err = capture(self.model, "--input-ids", IDS, "--gen-length", 8, "--no-stop", "--intervene", text,
+                                   "-o", out)
+            self.assertTrue(code != 0 and words in err and not out.exists(), (text, code, err))
+            for left in (out, self.root / "refused.h5.partial"):
+                left.unlink(missing_ok=True)
+
+    def test_commit_passes_on_request(self):
+        """Without attention in layer 0, the keys of layer 1 depend on their tokens alone: equal tokens have keys of the
+        same norm, because rotations keep it."""
+        plain = self.recorded("plain", gen_length=48)
+
+        def spreads(text):
+            found = read(self.recorded("commits", "--replay", plain, "--cache", "commit", "--intervene", text))
+            ends = found["prefix/end"]
+            rows = np.searchsorted(ends, np.arange(len(found["prefix/position"])), side="right")
+            committed = found["steps/kind"][rows] == 2
+            tokens = dict(zip(found["frames/position"] + len(PROMPT), found["frames/token"]))
+            norms = {}
+            for i in np.flatnonzero(committed & (found["prefix/position"] >= len(PROMPT))):
+                norms.setdefault(tokens[found["prefix/position"][i]], []).append(
+                    np.linalg.norm(found["prefix/key"][i, 1], axis=-1))
+            groups = [np.ptp(group, 0).max() for group in norms.values() if len(group) > 1]
+            self.assertTrue(groups, "no token twice")
+            return max(groups), found["prefix/key"][:, 0]
+
+        exact, keys = spreads("drop_head,layers=0")
+        changed, same_keys = spreads("drop_head,layers=0,commits")
+        self.assertTrue(np.array_equal(keys, same_keys))  # layer 0 reads embeddings
+        self.assertGreater(exact, 1e-2)
+        self.assertLess(changed, 1e-4)
+        out = self.root / "refused.h5"
+        code, _, err = capture(self.model, "--input-ids", IDS, "--gen-length", 8, "--intervene", "drop_head,commits",
+                               "-o", out)
+        self.assertTrue(code != 0 and "no commit passes" in err and not out.exists(), err)
+
+    def test_bench_times_them(self):
+        code, out, err = run("bench", self.model, "--context", 8, "--gen-length", 8, "--runs", 1, "--levels",
+                             "off,summary", "--intervene", "drop_head,layers=1", "-q")
+        self.assertEqual(code, 0, err)
 
     def test_under_every_policy(self):
         for policy in ("flashblock,tau=2", "mage,k=3", "mage+flashblock,k=3", "quest,k=4,page=2", "recent,k=2"):

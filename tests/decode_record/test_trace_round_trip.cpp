@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include "decode_record/read/trace_reader.h"
@@ -60,7 +61,8 @@ std::vector<std::vector<Frame>> write_trace(TraceWriter& writer, const TraceMeta
 void expect_row_values(const TraceReader& reader, Field field, std::int64_t row) {
   const TraceMeta& meta = reader.info().meta;
   const DatasetSpec& spec = spec_of(field);
-  const bool floats = spec.type == ElementType::f32 || spec.type == ElementType::array;
+  const bool floats = spec.type == ElementType::f32 || spec.type == ElementType::f16 ||
+                      spec.type == ElementType::array;
   const std::int64_t layers =
       fixture::has_layers(spec) ? static_cast<std::int64_t>(meta.layers.size()) : 1;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
@@ -91,7 +93,8 @@ void expect_all_values(const TraceReader& reader) {
       if (recorded) {
         expect_row_values(reader, spec.field, row);
         EXPECT_TRUE(reader.written(spec.field, row, 0));
-      } else if (spec.type == ElementType::f32 || spec.type == ElementType::array) {
+      } else if (spec.type == ElementType::f32 || spec.type == ElementType::f16 ||
+                 spec.type == ElementType::array) {
         for (const float value : reader.read_floats(spec.field, row, 1)) {
           ASSERT_TRUE(std::isnan(value)) << spec.path << " row " << row;
         }
@@ -126,6 +129,8 @@ TEST_P(TraceRoundTrip, EveryValueOfEveryDatasetComesBack) {
   meta.selected_size = 6;
   meta.experts_per_token = 2;
   meta.num_experts = 4;
+  meta.regions = {"first", "prompt", "question", "answer", "decided", "masks", "after"};
+  meta.distance_bins = 3;
   TraceWriter writer(dir.file("x.h5"), meta);
   write_trace(writer, meta, 3, 5);
   writer.finish();
@@ -137,7 +142,14 @@ TEST_P(TraceRoundTrip, EveryValueOfEveryDatasetComesBack) {
   EXPECT_EQ(reader.info().meta.layers, meta.layers);
   EXPECT_EQ(reader.info().meta.heads, meta.heads);
   EXPECT_EQ(reader.info().meta.run_json, meta.run_json);
+  EXPECT_EQ(reader.info().meta.map_heads, meta.map_heads);
+  EXPECT_EQ(reader.info().meta.map_positions, meta.map_positions);
   EXPECT_EQ(reader.piece(42), "piece42");
+  if (reader.has(Field::sequence_prompt_region)) {  // the writer fills what the caller left out
+    const std::vector<std::uint8_t> regions = reader.sequence(1).prompt_regions;
+    EXPECT_EQ(regions.size(), reader.sequence(1).prompt.size());
+    EXPECT_EQ(std::set(regions.begin(), regions.end()), (std::set<std::uint8_t>{0, 1}));
+  }
   expect_all_values(reader);
   expect_cache(reader);
   // Reading ahead changes nothing that is read, whatever was or wasn't written.

@@ -54,6 +54,11 @@ inline TraceMeta small_meta(RecordLevel level = RecordLevel::full,
   meta.has_cache = true;
   meta.has_revocations = true;
   meta.has_kl = true;
+  meta.has_set_norms = true;
+  meta.has_interventions = true;
+  meta.map_layers = {2};
+  meta.map_heads = {0, 3};
+  meta.map_positions = 20;
   meta.model_json = R"({"requested":"","name":"fixture"})";
   meta.run_json = R"({"version":"test","policy":"exact"})";
   for (int i = 0; i < 100; ++i) meta.pieces.push_back("piece" + std::to_string(i));
@@ -89,6 +94,19 @@ inline Buffer values(const TraceMeta& meta, Field field, std::int64_t row, std::
   }
   std::vector<float> floats(count);
   for (std::size_t i = 0; i < count; ++i) floats[i] = at(i);
+  if (spec.type == ElementType::f16) {
+    std::vector<std::uint16_t> halves(count);
+    for (std::size_t i = 0; i < count; ++i) {  // not negative, and no more than 11 bits
+      int exponent = 0;
+      const float fraction = std::frexp(floats[i], &exponent);
+      halves[i] =
+          floats[i] == 0.0F
+              ? std::uint16_t{0}
+              : static_cast<std::uint16_t>((exponent + 14) * 1024 +
+                                           static_cast<int>((2.0F * fraction - 1.0F) * 1024.0F));
+    }
+    return make_buffer(std::move(halves));
+  }
   if (spec.type == ElementType::f32 || meta.array_type == ArrayType::f32) {
     return make_buffer(std::move(floats));
   }

@@ -270,6 +270,13 @@ def check_arrays(file, row, history, changed, largest, set_size, allowed):
         largest.check("/summary/" + name, got, values.get(name, np.full(got.shape, np.nan)), 10 * allowed)
     index, probability, union = now.sets(set_size)
     largest.check("/sets/probability", file["/sets/probability"][row], probability, allowed)
+    for name, of_keys in (("key", now.k), ("value", now.v)):
+        chosen = file["/sets/topk"][row]  # near-ties may be others than ours
+        norms = np.full(chosen.shape, np.nan)
+        for layer, head, rank in zip(*np.nonzero(chosen >= 0)):
+            outside = of_keys[layer][head, now.outside[layer]]
+            norms[layer, head, rank] = np.linalg.norm(outside[chosen[layer, head, rank] - now.first[layer]])
+        largest.check(f"/sets/{name}_norm", file[f"/sets/{name}_norm"][row], norms, 10 * allowed)
     recall = np.array([[len(set(a) & set(b)) / set_size for a, b in zip(x, y)]
                        for x, y in zip(history[0].sets(set_size)[0], index)])
     outside = np.array([[one.sum()] for one in now.outside])

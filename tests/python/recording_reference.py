@@ -18,7 +18,8 @@ class Step:
         scale = dim ** -0.5 if scale is None else scale
         inside = [inside] * layers if isinstance(inside, np.ndarray) else inside
         self.first = [0] * layers if first is None else first
-        self.q, self.k, self.outside, self.scale = q, k, [~one for one in inside], scale
+        self.q, self.k, self.v, self.scale = q, k, v, scale
+        self.outside = [~one for one in inside]
         parts = {name: np.zeros((layers, heads, block, dim)) for name in ("external", "internal")}
         lses = {name: np.zeros((layers, heads, block)) for name in ("external", "internal")}
         for layer in range(layers):

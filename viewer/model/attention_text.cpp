@@ -21,10 +21,10 @@ std::span<const float> AttentionText::weights(std::optional<std::size_t> query) 
   return std::span(map.weights).subspan(*query * map.num_keys(), map.num_keys());
 }
 
-std::array<double, kNumKeyRegions> AttentionText::masses(std::span<const float> weights) const {
-  std::array<double, kNumKeyRegions> sums{};
+std::vector<double> AttentionText::masses(std::span<const float> weights) const {
+  std::vector<double> sums(region_names.size());
   for (std::size_t n = 0; n < weights.size(); ++n) {
-    sums.at(static_cast<std::size_t>(regions[n])) += double{weights[n]};
+    sums.at(regions[n]) += double{weights[n]};
   }
   return sums;
 }
@@ -68,6 +68,7 @@ std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trac
   view->mean = view->map.mean_weights();
   MapTokens tokens = map_tokens(trace, step.row, view->map);
   view->regions = std::move(tokens.regions);
+  view->region_names = region_names(trace.info().meta);
   view->has_pieces = trace.num_pieces() > 0;
   for (const std::int64_t token : tokens.tokens) {
     view->texts.push_back(source.text(trace, token));
@@ -119,7 +120,7 @@ CsvTable attention_table(const AttentionText& view, std::optional<std::size_t> q
   const auto weights = view.weights(query);
   for (const std::size_t n : view.by_position) {
     table.add({std::int64_t{view.map.positions[n]}, view.texts[n],
-               std::string(name_of(view.regions[n])), double{weights[n]}});
+               view.region_names.at(view.regions[n]), double{weights[n]}});
   }
   return table;
 }

@@ -2,7 +2,6 @@
 // Computed on the background thread; no ImGui here.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,9 +18,10 @@ namespace blockscope {
 
 struct AttentionText : Payload {
   AttentionMap map;
-  std::vector<float> mean;               ///< [N + T], over the block's queries
-  std::vector<std::string> texts;        ///< [N + T], readable; "#id" without a vocabulary
-  std::vector<KeyRegion> regions;        ///< [N + T]
+  std::vector<float> mean;           ///< [N + T], over the block's queries
+  std::vector<std::string> texts;    ///< [N + T], readable; "#id" without a vocabulary
+  std::vector<std::size_t> regions;  ///< [N + T], indices into region_names
+  std::vector<std::string> region_names;
   std::vector<std::size_t> by_position;  ///< the keys by rising position
   bool has_pieces = false;               ///< false: there is no text, only token ids
   std::size_t bytes() const override;
@@ -29,7 +29,7 @@ struct AttentionText : Payload {
   /// Weights of one query of the block; unset: the mean. [N + T]
   std::span<const float> weights(std::optional<std::size_t> query) const;
   /// Sums of these weights by region.
-  std::array<double, kNumKeyRegions> masses(std::span<const float> weights) const;
+  std::vector<double> masses(std::span<const float> weights) const;
 };
 
 /// Keeps what the steps of a block share: the keys outside it, and the texts of tokens. It forgets

@@ -17,13 +17,31 @@ namespace blockscope {
 namespace {
 
 constexpr std::array<const char*, 2> kModes = {"text", "map"};
-constexpr std::array<const char*, kNumKeyRegions> kRegionNames = {
+/// In the order of kRegionNames.
+constexpr std::array<const char*, kRegionNames.size()> kShownNames = {
     "first 4 tokens",     "prompt",         "earlier answer", "decided in the block",
     "masks in the block", "after the block"};
-/// Okabe and Ito's, in the order of KeyRegion.
-constexpr std::array<Colour, kNumKeyRegions> kRegionColours = {
+/// Okabe and Ito's.
+constexpr std::array<Colour, kRegionNames.size()> kRegionColours = {
     kVermilion, kSkyBlue, kExternalColour, kGreen, kInternalColour, kPurple};
+/// Of parts of the prompt: a role, or a name of --regions.
+constexpr std::array<Colour, 4> kPartColours = {0xFF42E4F0, 0xFF99AA44, 0xFF552288, 0xFF999999};
 constexpr std::size_t kMarked = 8;  // largest weights in the strip
+
+struct ShownRegion {
+  std::string name;
+  Colour colour;
+};
+
+ShownRegion shown_region(const AttentionText& view, std::size_t region) {
+  const RegionPlaces places(view.region_names.size());
+  constexpr std::size_t kParts = 2;  // the first part of the prompt
+  if (region >= kParts && region < places.answer) {
+    return {view.region_names[region], kPartColours.at((region - kParts) % kPartColours.size())};
+  }
+  const std::size_t fixed = region < kParts ? region : region - places.answer + kParts;
+  return {kShownNames.at(fixed), kRegionColours.at(fixed)};
+}
 
 struct AttentionState {
   int mode = 0;
@@ -103,20 +121,21 @@ void draw_regions(const AttentionText& view, std::span<const float> weights, flo
   draw->AddRectFilled(low, ImVec2(low.x + width, low.y + height),
                       ImGui::GetColorU32(ImGuiCol_FrameBg));
   double before = 0.0;
-  for (std::size_t region = 0; region < kNumKeyRegions; ++region) {
+  for (std::size_t region = 0; region < masses.size(); ++region) {
     const auto x = [&](double share) { return low.x + static_cast<float>(share) * width; };
     if (masses[region] > 0.0) {
       draw->AddRectFilled(ImVec2(x(before), low.y),
                           ImVec2(x(before + masses[region]), low.y + height),
-                          kRegionColours[region]);
+                          shown_region(view, region).colour);
       before += masses[region];
     }
   }
-  for (std::size_t region = 0; region < kNumKeyRegions; ++region) {
+  for (std::size_t region = 0; region < masses.size(); ++region) {
     if (!(masses[region] > 0.0)) continue;
-    legend_entry(fmt::format("{} {:.1f} %", kRegionNames[region], 100.0 * masses[region]), scale,
+    const ShownRegion shown = shown_region(view, region);
+    legend_entry(fmt::format("{} {:.1f} %", shown.name, 100.0 * masses[region]), scale,
                  [&](ImDrawList* list, ImVec2 from, ImVec2 to) {
-                   list->AddRectFilled(from, to, kRegionColours[region]);
+                   list->AddRectFilled(from, to, shown.colour);
                  });
   }
   ImGui::NewLine();
@@ -124,8 +143,8 @@ void draw_regions(const AttentionText& view, std::span<const float> weights, flo
 
 void key_tooltip(const AttentionText& view, std::span<const float> weights, std::size_t key) {
   ImGui::SetTooltip("position %d (%s): \"%s\"\nweight %.4g", view.map.positions[key],
-                    kRegionNames[static_cast<std::size_t>(view.regions[key])],
-                    view.texts[key].c_str(), double{weights[key]});
+                    shown_region(view, view.regions[key]).name.c_str(), view.texts[key].c_str(),
+                    double{weights[key]});
 }
 
 struct KeyStrip {
@@ -216,8 +235,7 @@ void draw_key_line(const PanelContext& context, const AttentionText& view,
     draw->AddText(ImVec2(low.x, low.y + inset), readable_on(colour),
                   without_spaces(label_of(view, key).c_str()));
     if (key < view.map.num_external) continue;
-    draw->AddLine(ImVec2(low.x, high.y), high,
-                  kRegionColours[static_cast<std::size_t>(view.regions[key])], 2.0F);
+    draw->AddLine(ImVec2(low.x, high.y), high, shown_region(view, view.regions[key]).colour, 2.0F);
     const auto position = static_cast<std::size_t>(view.map.positions[key] - view.map.block_start);
     if (shown.query == position) {  // white on black is visible on every colour
       draw->AddRect(low, high, 0xFF000000U, 2.0F, 0, 3.5F);
@@ -353,10 +371,11 @@ void draw_attention_map(PanelContext& context, AttentionState& state,
 }
 
 std::optional<std::string> lacks_keys(const TraceMeta& meta) {
-  if (meta.level >= RecordLevel::full) return std::nullopt;
+  if (meta.level >= RecordLevel::full || !meta.map_layers.empty()) return std::nullopt;
   return fmt::format(
       "This trace has level '{}'. Attention weights are computed from queries and keys, which a "
-      "trace captured with --record full has.",
+      "trace captured with --record full has. --record-maps records the weights of some layers and "
+      "heads.",
       to_string(meta.level));
 }
 

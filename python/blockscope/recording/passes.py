@@ -188,9 +188,10 @@ class RunningPass:
         def part(one: Part) -> Part:
             return Part(torch.full_like(one.output, math.nan), torch.full_like(one.lse, math.nan))
 
+        unknown = None if like.sets is None else torch.full_like(like.sets.probability, math.nan)
         sets = None if like.sets is None else Sets(
-            torch.full_like(like.sets.index, -1), torch.full_like(like.sets.probability, math.nan),
-            torch.full_like(like.sets.union_size, -1))
+            torch.full_like(like.sets.index, -1), unknown, torch.full_like(like.sets.union_size, -1),
+            key_norm=unknown, value_norm=unknown)
         spread = None if like.spread is None else Spread(
             *(torch.full_like(x, math.nan) for x in (like.spread.entropy, like.spread.largest, like.spread.external,
                                                      like.spread.internal, like.spread.offset)), like.spread.positions)

@@ -128,6 +128,7 @@ class RowWriter:
             "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
             "array_type": settings.array_type,
             "regions": _core.region_names if settings.at_least("summary") else [],
+            "has_set_norms": settings.set_size > 0,
             "distance_bins": _core.distance_bins if settings.at_least("summary") else 0,
             "model_json": json.dumps(resolved).encode(), "run_json": json.dumps(run).encode(),
             "pieces": vocabulary_pieces(self._tokenizer, vocab)}
@@ -232,6 +233,8 @@ class RowWriter:
             row.copies.add("/sets/topk", now.topk(), torch.int32)
             row.copies.add("/sets/probability", probability, torch.float32)
             row.copies.add("/sets/union_size", now.stacked(lambda layer: layer.sets.union_size), torch.int32)
+            row.copies.add("/sets/key_norm", now.stacked(lambda layer: layer.sets.key_norm), torch.float32)
+            row.copies.add("/sets/value_norm", now.stacked(lambda layer: layer.sets.value_norm), torch.float32)
             row.copies.add("/sets/covered", probability.double().sum(-1), torch.float32)
         kind = torch.float32 if self._settings.array_type == "f32" else torch.bfloat16
         if self._settings.at_least("outputs"):

@@ -22,6 +22,20 @@ class Sets:
     probability: torch.Tensor  # [S, K, k] float32, mean over the queries; 0 where -1
     union_size: torch.Tensor  # [S, K] int32, of the tokens' own sets
     token_index: torch.Tensor | None = None  # [S, K, B, k] int32, each token's own set, ordered as index is
+    key_norm: torch.Tensor | None = None  # [S, K, k] float32: L2 norms of the set's keys and values, NaN where -1
+    value_norm: torch.Tensor | None = None
+
+    def measure(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Fills the norms: keys, values [S, K, N, D], the external ones."""
+        self.key_norm, self.value_norm = (_norms(x.detach(), self.index) for x in (keys, values))
+
+
+def _norms(all_rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    if all_rows.shape[2] == 0:
+        return torch.full(index.shape, torch.nan, dtype=torch.float32, device=index.device)
+    places = index.long().clamp_min(0).unsqueeze(-1).expand(*index.shape, all_rows.shape[3])
+    norms = torch.linalg.vector_norm(all_rows.gather(2, places).float(), dim=-1)
+    return norms.masked_fill(index < 0, torch.nan)
 
 
 @dataclass
@@ -67,4 +81,7 @@ def split_attention(
             lse = torch.logaddexp(parts[1], parts[3]) if with_block else parts[1]
             parts += torch_operators.topk_sets(q, external[0], length, lse, set_size, scale, with_tokens, softcap,
                                                biases.external, there)
-    return out, Part(*parts[:2]), Part(*parts[2:4]), Sets(*parts[4:]) if parts[4:] else None
+    sets = Sets(*parts[4:]) if parts[4:] else None
+    if sets is not None:
+        sets.measure(*external)
+    return out, Part(*parts[:2]), Part(*parts[2:4]), sets
