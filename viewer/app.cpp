@@ -14,6 +14,7 @@
 #include "decode_record/base/error.h"
 #include "viewer/model/selection_text.h"
 #include "viewer/panels/calibration_parts.h"
+#include "viewer/panels/lens_state.h"
 #include "viewer/panels/show_text.h"
 
 namespace blockscope {
@@ -32,6 +33,7 @@ App::App(const AppOptions& options)
   appearance_.dark = options.dark.value_or(appearance_.dark);
   styled_dark_ = !appearance_.dark;
   reuse_pending_ = !options.reuse.empty();
+  if (!options.lens.empty()) state_.of<LensState>().data = read_lens(options.lens);
   for (const std::string& name : options.panels) {
     if (!std::ranges::count(panel_names(), name)) {
       throw UsageError(
@@ -128,7 +130,8 @@ Image App::picture(double patience) {
 }
 
 bool App::fits(const Panel& panel) const {
-  return panel.fits == nullptr || !options_.panels.empty() || panel.fits(model_);
+  const bool lens = !options_.lens.empty() && panel_key(panel) == "lens";
+  return panel.fits == nullptr || !options_.panels.empty() || lens || panel.fits(model_);
 }
 
 void App::load_reuse() {
@@ -197,7 +200,7 @@ void App::default_layout(unsigned dockspace) {
   }
   ImGui::DockBuilderFinish(dockspace);
   front_pending_ = 2;
-  kind_front_ = options_.reuse.empty();
+  kind_front_ = options_.reuse.empty() && options_.lens.empty();
 }
 
 /// A glyph's place in the font's texture changes the last bit of its pixels, and the first drawing
@@ -219,6 +222,7 @@ void App::choose_front() {
   if (front_pending_ == 0 || --front_pending_ > 0) return;
   const auto front = std::ranges::find(panels_, PanelPlace::right_front, &Panel::place);
   ImGui::SetWindowFocus(!options_.reuse.empty()    ? "Calibration"
+                        : !options_.lens.empty()   ? "Lens"
                         : of_kind != panels_.end() ? of_kind->name
                                                    : front->name);
 }

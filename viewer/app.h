@@ -26,6 +26,7 @@ struct AppOptions {
   std::string colormap;         ///< empty: as remembered
   std::optional<bool> dark;     ///< unset: as remembered
   std::string reuse;            ///< calibration file to load at the start; empty: none
+  std::string lens;             ///< result of `blockscope lens --json`; empty: none
   std::string config_folder;    ///< where settings are kept; empty: nothing is remembered
   std::size_t cache_bytes = 0;  ///< 0: as remembered
 };

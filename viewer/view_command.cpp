@@ -26,6 +26,7 @@ struct ViewFlags {
   std::vector<std::string> panels;
   std::string select;
   std::string reuse;
+  std::string lens;
   std::string show;
   std::string colormap;
   bool light = false;
@@ -70,6 +71,7 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
   files.reads(flags.reuse);
+  files.reads(flags.lens);
   std::optional<OutputFile> screenshot;
   std::optional<TextOutput> csv;
   if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);
@@ -105,6 +107,7 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   options.panels = flags.panels;
   options.select = flags.select;
   options.reuse = flags.reuse;
+  options.lens = flags.lens;
   options.show = flags.show;
   options.colormap = flags.colormap;
   if (flags.light || flags.dark) options.dark = flags.dark;
@@ -143,6 +146,8 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
       "Select a step, head or token, such as sequence=0,block=1,step=4,layer=3,head=2");
   command->add_option("--reuse", flags->reuse,
                       "Load this calibration file into the calibration panel");
+  command->add_option("--lens", flags->lens,
+                      "Load this result of `blockscope lens --json` into the lens panel");
   command->add_option("--show", flags->show, "What the panels show: " + show_text_help());
   command->add_option(
       "--colormap", flags->colormap,

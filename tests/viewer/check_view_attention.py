@@ -1,5 +1,5 @@
 """The Attention panel of a capture: its CSV against `analyze --matrix attention`, its regions against the trace read
-with h5py, and a trace without keys."""
+with h5py, a trace without keys, and one with recorded weights alone. The Lens panel against `blockscope lens --json`."""
 
 import json
 import os
@@ -14,9 +14,9 @@ WHERE = {"sequence": 0, "block": 14, "step": 2, "layer": 3, "head": 1}
 BLOCK = 16
 
 
-def capture(path, level):
+def capture(path, level, *flags):
     command = [BINARY, "capture", "models/needle", "--prompts", "models/needle/demo.jsonl", "--limit", "1",
-               "--gen-length", "32", "-q", "--record", level, "-o", str(path)]
+               "--gen-length", "32", "-q", "--record", level, "-o", str(path), *flags]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
     assert done.returncode == 0, done.stderr
     return path
@@ -37,6 +37,29 @@ def expected_region(trace, row, position):
         masks = int(trace["steps/masks_left"][row])
         return ("decided", "masks") if masks else ("decided",)
     return ("first",) if position < 4 else ("prompt",) if position < length else ("answer",)
+
+
+def check_lens(path, folder):
+    lens = folder / "lens.json"
+    done = subprocess.run([BINARY, "lens", "models/needle", str(path), "--json", str(lens), "-q"], capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    arrays = {array["name"]: array for array in json.loads(lens.read_text())["metrics"][0]["arrays"]}
+    for mode in ("probability", "rank", "first"):
+        file = folder / "lens.csv"
+        result = view(path, "--csv", file, "--force", "--panel", "lens", "--lens", lens, "--show", f"lens={mode}")
+        assert result.returncode == 0, result.stderr
+        array = arrays[f"lens_{mode}"]
+        layers, steps = (axis["index"] for axis in array["axes"])
+        rows = read_table(file)[1]
+        assert [(int(l), int(t)) for l, t, _ in rows] == [(l, t) for l in layers for t in steps]
+        for (_, _, found), want in zip(rows, array["values"]):
+            assert (found in ("", "nan")) if want is None else abs(float(found) - want) <= 1e-6 * max(1, abs(want))
+    for text, words in (("{}", "result of `blockscope lens --json`"), ("[", "lens.json"),
+                        (lens.read_text().replace('"lens_rank"', '"other"'), "expected lens_rank, got none")):
+        lens.write_text(text)
+        result = view(path, "--csv", folder / "none.csv", "--panel", "lens", "--lens", lens)
+        assert result.returncode == 1 and words in result.stderr and not (folder / "none.csv").exists(), result.stderr
 
 
 def main():
@@ -71,6 +94,11 @@ def main():
             masks = sum(region == "masks" for _, _, region, _ in one)
             assert masks == int(trace["steps/masks_left"][row]) > 0
 
+        check_lens(path, folder)
+        maps = capture(folder / "maps.h5", "summary", "--record-maps", "layers=3;heads=1;steps=2")
+        for (q, key), weight in {(int(q), int(key)): float(weight) for q, key, weight in
+                                 numbers(maps, folder, select, "map")}.items():
+            assert abs(weight - weights[q, key]) < 2e-3 * weights[q, key] + 1e-6
         low = capture(folder / "low.h5", "sets")
         result = view(low, "--csv", folder / "none.csv", "--panel", "attention")
         assert result.returncode != 0 and not (folder / "none.csv").exists(), result.stderr

@@ -10,6 +10,7 @@ Panel attention_panel();
 Panel heads_panel();
 Panel heatmap_panel();
 Panel curves_panel();
+Panel lens_panel();
 Panel selection_panel();
 Panel draft_panel();
 Panel compare_panel();
@@ -17,9 +18,9 @@ Panel calibration_panel();
 Panel run_panel();
 
 std::vector<Panel> all_panels() {
-  return {trajectory_panel(),  attention_panel(), heads_panel(), heatmap_panel(),
-          curves_panel(),      selection_panel(), draft_panel(), compare_panel(),
-          calibration_panel(), run_panel()};
+  return {trajectory_panel(), attention_panel(),   heads_panel(),     heatmap_panel(),
+          curves_panel(),     lens_panel(),        selection_panel(), draft_panel(),
+          compare_panel(),    calibration_panel(), run_panel()};
 }
 
 std::string panel_key(const Panel& panel) {
