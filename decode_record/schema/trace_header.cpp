@@ -305,7 +305,9 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
     h5::write_attribute(file, "/", kRegions, fmt::format("{}", fmt::join(meta.regions, ",")));
     h5::write_attribute(file, "/", kBinsAttribute, meta.distance_bins);
   }
-  if (!meta.map_layers.empty()) h5::write_attribute(file, "/", kMapPositions, meta.map_positions);
+  if (exists_in(spec_of(Field::map_weight), meta)) {
+    h5::write_attribute(file, "/", kMapPositions, meta.map_positions);
+  }
   for (const Mark& mark : kMarks) {
     if (meta.*mark.member) h5::write_attribute(file, "/", mark.name, std::int64_t{1});
   }

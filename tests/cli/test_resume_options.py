@@ -42,6 +42,7 @@ DECIDES = {
     "--recorded-model": ("target", ["--draft", "@draft"], ["--recorded-model", "target"], "digest"),
     "--prompt": ("sdar", [], (TEXT, ["--prompt", "cd"]), "prompts_digest"),
     "--prompts": ("sdar", [], (["--prompts", "@prompts"], ["--prompts", "@other_prompts"]), "prompts_digest"),
+    "--regions": ("sdar", [], (["--regions", "@regions"], ["--regions", "@other_regions"]), "prompts_digest"),
     "--input-ids": ("sdar", [], (["--input-ids", "1,2"], ["--input-ids", "1,3"]), "prompts_digest"),
     "--metric": ("sdar", [], ["--metric", "f1"], "prompts_digest"),
     "--limit": ("sdar", [], ["--limit", 1], "num_prompts"),
@@ -73,6 +74,7 @@ DECIDES = {
     "--set-normaliser": ("sdar", ["--record", "sets"], ["--set-normaliser", "prefix+block"], "set_normaliser"),
     "--array-type": ("sdar", ["--record", "outputs"], ["--array-type", "f32"], "array_type"),
     "--predictions": ("sdar", [], ["--predictions", "all"], "predictions"),
+    "--record-maps": ("sdar", [], (["--record-maps", "heads=0"], ["--record-maps", "heads=1"]), "map_heads"),
     "--record-router": ("moe", [], ["--record-router"], "experts_per_token"),
 }
 # What a choice needs besides its name, and the checkpoint of those that sdar can't decode with.
@@ -130,6 +132,9 @@ class EveryOption(CheckpointCase):
             source.write_text(text)
             cls.files[name] = cls.root / f"{name}.json"
             cls.must("frequencies", cls.model, source, "-o", cls.files[name], "-q")
+        for name, positions in (("regions", "4-6"), ("other_regions", "4-7")):
+            cls.files[name] = cls.root / f"{name}.json"
+            cls.files[name].write_text(json.dumps([{"region": "part", "positions": positions}]))
         for name, prompts in (("trace", "prompts"), ("other_trace", "other_prompts")):
             cls.files[name] = cls.root / f"{name}.h5"
             cls.must("capture", cls.model, "--prompts", cls.files[prompts], "--record", "full", "-q", "-o", cls.files[name])
