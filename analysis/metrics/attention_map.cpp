@@ -10,8 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
+#include <thread>
 
 #include "analysis/math/row_products.h"
+#include "analysis/math/softmax_loops.h"
 #include "analysis/metrics/matrix_choice.h"
 #include "analysis/pass/exact_values.h"
 #include "decode_record/base/error.h"
@@ -51,64 +53,93 @@ InternalKeys internal_keys(const TraceReader& trace, std::int64_t row, std::size
   return keys;
 }
 
-/// scores[q * stride + n] = queries_q . keys_n * scale, for `count` keys.
-void add_scores(std::span<const float> queries, std::size_t rows, std::span<const float> keys,
-                std::size_t dim, double scale, float* scores, std::size_t stride) {
+constexpr std::size_t kKeysOfOneThread = 2048;  // a thread takes as long to start as these keys
+
+/// Calls work(begin, end) for all of `count`: at once, or in two halves with many keys.
+template <typename Work>
+void in_halves(std::size_t count, std::size_t keys, const Work& work) {
+  if (keys < 2 * kKeysOfOneThread || count < 2 || std::thread::hardware_concurrency() < 2) {
+    return work(std::size_t{0}, count);
+  }
+  std::thread other(work, std::size_t{0}, count / 2);
+  work(count / 2, count);
+  other.join();
+}
+
+/// scores[q * stride + n] = queries_q . keys_n, for chunks [first, second) of `rows` keys each.
+void add_scores_of(std::span<const float> queries, std::size_t rows, std::span<const float> keys,
+                   std::size_t dim, std::pair<std::size_t, std::size_t> chunks, float* scores,
+                   std::size_t stride) {
   const std::size_t count = keys.size() / dim;
   std::vector<float> products(rows * rows);
   std::vector<float> last(rows * dim);
-  for (std::size_t first = 0; first < count; first += rows) {
+  const RowProductKernels& loops = best_row_products();
+  for (std::size_t first = chunks.first * rows; first < std::min(count, chunks.second * rows);
+       first += rows) {
     const std::size_t some = std::min(rows, count - first);
     const float* chunk = keys.data() + first * dim;
     if (some < rows) {
       std::copy_n(chunk, some * dim, last.begin());
       chunk = last.data();
     }
-    best_row_products().cross_f32(queries.data(), chunk, rows, dim, 1, 0, products.data());
+    loops.cross_f32(queries.data(), chunk, rows, dim, 1, 0, products.data());
     for (std::size_t q = 0; q < rows; ++q) {
-      for (std::size_t n = 0; n < some; ++n) {
-        scores[q * stride + first + n] = static_cast<float>(double{products[q * rows + n]} * scale);
-      }
+      std::copy_n(products.data() + q * rows, some, scores + q * stride + first);
     }
   }
 }
 
-/// Replaces the scores of one side by exp(score - L), with L the side's log-sum-exp, and returns L:
-/// -inf, and weights 0, without a score above -inf; NaN for a NaN score.
-double softmax_of_side(std::span<float> scores) {
-  if (std::ranges::any_of(scores, [](float x) { return std::isnan(x); })) return kNaN;
-  float most = -std::numeric_limits<float>::infinity();
-  for (const float score : scores) most = std::max(most, score);
-  if (most == -std::numeric_limits<float>::infinity()) {
-    std::ranges::fill(scores, 0.0F);
-    return kNothing;
-  }
-  double sum = 0.0;
-  for (float& score : scores) {
-    const double weight = std::exp(double{score} - double{most});
-    sum += weight;
-    score = static_cast<float>(weight);
-  }
-  for (float& score : scores) score = static_cast<float>(double{score} / sum);
-  return double{most} + std::log(sum);
+/// scores[q * stride + n] = queries_q . keys_n.
+void add_scores(std::span<const float> queries, std::size_t rows, std::span<const float> keys,
+                std::size_t dim, float* scores, std::size_t stride) {
+  const std::size_t count = keys.size() / dim;
+  const std::size_t chunks = (count + rows - 1) / rows;
+  in_halves(chunks, count, [&](std::size_t begin, std::size_t end) {
+    add_scores_of(queries, rows, keys, dim, {begin, end}, scores, stride);
+  });
 }
 
-/// Turns the scores of one query into weights over both sides.
-void normalise(std::span<float> row, std::size_t num_external, double& outside, double& inside) {
-  outside = softmax_of_side(row.subspan(0, num_external));
-  inside = softmax_of_side(row.subspan(num_external));
-  const double most = std::max(outside, inside);
+/// Replaces the products of one side by exp(score - largest score), and returns both.
+struct Side {
+  float largest;  ///< score; NaN for a NaN product; -inf without a score above it
+  double sum;     ///< 0 without such a score
+  double lse() const { return sum > 0.0 ? double{largest} + std::log(sum) : double{largest}; }
+};
+
+Side softmax_of_side(std::span<float> products, double scale) {
+  const SoftmaxLoops& loops = best_softmax_loops();
+  const auto factor = static_cast<float>(scale);
+  Side side{loops.largest(products.data(), products.size(), factor), 0.0};
+  if (std::isnan(side.largest)) return side;
+  if (side.largest == -std::numeric_limits<float>::infinity()) {
+    std::ranges::fill(products, 0.0F);
+    return side;
+  }
+  side.sum = loops.exponentials(products.data(), products.size(), factor, side.largest);
+  return side;
+}
+
+/// Turns the products of one query and its keys into weights over both sides.
+void normalise(std::span<float> row, std::size_t num_external, double scale, double& outside,
+               double& inside) {
+  const auto external = row.subspan(0, num_external);
+  const auto internal = row.subspan(num_external);
+  const Side of_external = softmax_of_side(external, scale);
+  const Side of_internal = softmax_of_side(internal, scale);
+  outside = of_external.lse();
+  inside = of_internal.lse();
   if (std::isnan(outside) || std::isnan(inside)) {
     std::ranges::fill(row, std::numeric_limits<float>::quiet_NaN());
     outside = inside = kNaN;
     return;
   }
-  if (most == kNothing) return;
-  const double external = 1.0 / (1.0 + std::exp(inside - outside));
-  const double internal = 1.0 / (1.0 + std::exp(outside - inside));
-  for (std::size_t n = 0; n < row.size(); ++n) {
-    row[n] = static_cast<float>(double{row[n]} * (n < num_external ? external : internal));
-  }
+  if (std::max(outside, inside) == kNothing) return;
+  const auto share = [](std::span<float> side, const Side& facts, double of_all) {
+    if (facts.sum == 0.0) return;
+    best_softmax_loops().multiply(side.data(), side.size(), static_cast<float>(of_all / facts.sum));
+  };
+  share(external, of_external, 1.0 / (1.0 + std::exp(inside - outside)));
+  share(internal, of_internal, 1.0 / (1.0 + std::exp(outside - inside)));
 }
 
 bool has_maps_alone(const TraceReader& trace) {
@@ -154,6 +185,12 @@ AttentionMap recorded_map(const TraceReader& trace, std::int64_t row, std::size_
   map.num_queries = static_cast<std::size_t>(meta.block_length);
   const auto weights =
       std::span(all).subspan(slot * map.num_queries * positions, map.num_queries * positions);
+  if (std::ranges::any_of(weights, [](float x) { return x < 0.0F || x > 1.0F; })) {
+    throw CorruptTrace(fmt::format(
+        "{}:/map/weight: row {}: expected weights in [0, 1], got others. HINT: the file "
+        "is damaged",
+        trace.info().path, row));
+  }
   if (std::ranges::all_of(weights, [](float x) { return std::isnan(x); })) {
     throw TraceError(fmt::format(
         "{}: row {} has no recorded weights. HINT: choose a step that --record-maps named",
@@ -216,23 +253,14 @@ KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t
                          std::size_t kv_head) {
   if (has_maps_alone(trace)) return {external_positions(trace, row), {}};
   require_field(trace, Field::prefix_key, kAttentionMap);
-  const TraceMeta& meta = trace.info().meta;
-  TraceReader::Prefix all = trace.prefix(Field::prefix_key, row, static_cast<std::int64_t>(layer));
-  if (!all.positions.empty() && all.positions.front() < 0) {  // they are ascending
+  TraceReader::Prefix keys =
+      trace.prefix(Field::prefix_key, row, static_cast<std::int64_t>(layer), kv_head);
+  if (!keys.positions.empty() && keys.positions.front() < 0) {  // they are ascending
     throw CorruptTrace(fmt::format(
         "{}:/prefix/position: row {}: expected positions from 0, got {}. HINT: the file is damaged",
-        trace.info().path, row, all.positions.front()));
+        trace.info().path, row, keys.positions.front()));
   }
-  const auto dim = static_cast<std::ptrdiff_t>(meta.head_dim);
-  const auto heads = static_cast<std::ptrdiff_t>(meta.kv_heads.size());
-  KeysOutside keys{std::move(all.positions), {}};
-  keys.values.resize(keys.positions.size() * static_cast<std::size_t>(dim));
-  auto out = keys.values.begin();
-  for (std::ptrdiff_t n = 0; n < std::ssize(keys.positions); ++n) {
-    const auto from = all.values.begin() + (n * heads + static_cast<std::ptrdiff_t>(kv_head)) * dim;
-    out = std::copy_n(from, dim, out);
-  }
-  return keys;
+  return {std::move(keys.positions), std::move(keys.values)};
 }
 
 AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
@@ -270,23 +298,25 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
 
   const auto all = trace.read_floats_at(Field::query, row, static_cast<std::int64_t>(layer));
   const auto queries = std::span(all).subspan(head * map.num_queries * dim, map.num_queries * dim);
-  add_scores(queries, map.num_queries, outside.values, dim, meta.softmax_scale, map.weights.data(),
+  add_scores(queries, map.num_queries, outside.values, dim, map.weights.data(), keys);
+  add_scores(queries, map.num_queries, inside.values, dim, map.weights.data() + map.num_external,
              keys);
-  add_scores(queries, map.num_queries, inside.values, dim, meta.softmax_scale,
-             map.weights.data() + map.num_external, keys);
   const bool causal = causal_in_block(meta);
-  for (std::size_t q = 0; q < map.num_queries; ++q) {
-    const auto weights = std::span(map.weights).subspan(q * keys, keys);
-    if (std::isnan(queries[q * dim])) {
-      std::ranges::fill(weights, std::numeric_limits<float>::quiet_NaN());
-      map.lse_external[q] = map.lse_internal[q] = std::numeric_limits<double>::quiet_NaN();
-      continue;
+  in_halves(map.num_queries, keys, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t q = begin; q < end; ++q) {
+      const auto weights = std::span(map.weights).subspan(q * keys, keys);
+      if (std::isnan(queries[q * dim])) {
+        std::ranges::fill(weights, std::numeric_limits<float>::quiet_NaN());
+        map.lse_external[q] = map.lse_internal[q] = std::numeric_limits<double>::quiet_NaN();
+        continue;
+      }
+      for (std::size_t i = 0; causal && i < inside.places.size(); ++i) {
+        if (inside.places[i] > q) weights[map.num_external + i] = static_cast<float>(kNothing);
+      }
+      normalise(weights, map.num_external, meta.softmax_scale, map.lse_external[q],
+                map.lse_internal[q]);
     }
-    for (std::size_t i = 0; causal && i < inside.places.size(); ++i) {
-      if (inside.places[i] > q) weights[map.num_external + i] = static_cast<float>(kNothing);
-    }
-    normalise(weights, map.num_external, map.lse_external[q], map.lse_internal[q]);
-  }
+  });
   return map;
 }
 

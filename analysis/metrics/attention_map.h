@@ -33,7 +33,8 @@ struct AttentionMap {
   /// query that the row did not compute or that meets a NaN; 0 for keys that the query does not
   /// see.
   std::vector<float> weights;
-  std::vector<double> lse_external, lse_internal;  ///< [B]; -inf without keys, NaN as above
+  /// [B]; -inf without keys, NaN as above. Of recorded weights: those that the policy used.
+  std::vector<double> lse_external, lse_internal;
 
   std::size_t num_keys() const { return positions.size(); }
   /// The mean over the queries that the row computed, [N + T]; NaN without any.

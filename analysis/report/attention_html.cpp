@@ -38,13 +38,6 @@ struct ShownQuery {
   }
 };
 
-bool has_weights(const TraceReader& trace, std::size_t layer, std::size_t head) {
-  const TraceMeta& meta = trace.info().meta;
-  if (trace.has(Field::prefix_key)) return true;
-  return std::ranges::binary_search(meta.map_layers, meta.layers[layer]) &&
-         std::ranges::binary_search(meta.map_heads, meta.heads[head]);
-}
-
 /// 0 unless the key with the largest weight holds the decided token; else the larger, the fewer
 /// keys hold it. A copied name tells more than a copied full stop.
 double copied_share(const std::vector<std::int64_t>& tokens, std::size_t best, std::int64_t token) {
@@ -59,22 +52,19 @@ ShownQuery strongest_query(const TraceReader& trace, const BlockSteps& block,
   std::vector<std::size_t> deciding;
   for (std::size_t t = 0; t < block.steps.size(); ++t) {
     const bool decides = std::ranges::count(decisions.index, static_cast<std::int64_t>(t)) > 0;
-    if (decides && block.steps[t].recorded) deciding.push_back(t);
+    const StepRef& step = block.steps[t];
+    const bool known =
+        trace.has(Field::prefix_key) || trace.written(Field::map_weight, step.row, 0);
+    if (decides && step.recorded && known) deciding.push_back(t);
   }
   ShownQuery best;
   const std::size_t count = std::min(kReadSteps, deciding.size());
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t t = deciding[i * deciding.size() / count];
     const StepRef& step = block.steps[t];
-    AttentionMap map;
-    try {
-      map = attention_map(trace, step.row, head.layer, head.head,
-                          keys_outside(trace, step.row, head.layer, kv_slot_of(trace, head.head)));
-    } catch (const CorruptTrace&) {
-      throw;
-    } catch (const TraceError&) {
-      continue;  // --record-maps left this step out
-    }
+    const AttentionMap map =
+        attention_map(trace, step.row, head.layer, head.head,
+                      keys_outside(trace, step.row, head.layer, kv_slot_of(trace, head.head)));
     const std::vector<std::int64_t> tokens = map_tokens(trace, step.row, map).tokens;
     for (std::size_t p = shift; p < decisions.index.size(); ++p) {
       if (decisions.index[p] != static_cast<std::int64_t>(t) || map.num_external == 0) continue;
@@ -179,6 +169,16 @@ NumberTable largest_weights(const TraceReader& trace, const ShownQuery& query,
 }
 
 }  // namespace
+
+bool has_weights(const TraceReader& trace, std::size_t layer, std::size_t head) {
+  const TraceMeta& meta = trace.info().meta;
+  if (trace.has(Field::prefix_key)) {
+    const std::int64_t group = meta.num_heads / meta.num_kv_heads;
+    return std::ranges::binary_search(meta.kv_heads, meta.heads[head] / group);
+  }
+  return std::ranges::binary_search(meta.map_layers, meta.layers[layer]) &&
+         std::ranges::binary_search(meta.map_heads, meta.heads[head]);
+}
 
 std::optional<LookedAt> most_telling_head(const TraceReader& trace, const MetricResult& heads) {
   const ResultArray& retrieval = heads.array("retrieval");

@@ -15,6 +15,9 @@ struct LookedAt {
   std::string why;                  ///< a sentence: why this head is shown
 };
 
+/// Whether the trace holds, or gives, the weights of a head; recorded slots.
+bool has_weights(const TraceReader& trace, std::size_t layer, std::size_t head);
+
 /// The head whose map tells most: the best retrieval head of the result of `heads`, else the one
 /// with the narrowest weights. Only heads whose weights the trace has. nullopt: none.
 std::optional<LookedAt> most_telling_head(const TraceReader& trace, const MetricResult& heads);

@@ -127,7 +127,11 @@ void add_looked_at(SectionBuilder& section, const TraceGroup& traces, const Pict
     head = LookedAt{static_cast<std::size_t>(choice.heatmap.layer_slot),
                     static_cast<std::size_t>(*choice.heatmap.head_slot), "The chosen head."};
   }
-  if (!head) return;
+  if (!head || !has_weights(trace, head->layer, head->head)) {
+    return section.note(
+        "The text that a head looks at is missing: the trace has no weights of the chosen head. It "
+        "needs --record full, or --record-maps with this layer and head.");
+  }
   const std::string html = attention_html(trace, choice.blocks[choice.block], *head);
   if (!html.empty()) section.add_html(html);
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "decode_record/read/trace_reader_impl.h"
@@ -14,19 +13,22 @@
 namespace blockscope {
 namespace {
 
-std::vector<float> to_floats(const std::vector<std::byte>& rows, h5::Element element) {
+void widen_row(const std::byte* words, std::size_t count, h5::Element element, float* out) {
   if (element == h5::Element::f32) {
-    std::vector<float> values(rows.size() / sizeof(float));
-    if (!values.empty()) std::memcpy(values.data(), rows.data(), rows.size());
-    return values;
+    std::memcpy(out, words, count * sizeof(float));
+    return;
   }
-  std::vector<float> values(rows.size() / 2);
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     std::uint16_t word = 0;
-    std::memcpy(&word, rows.data() + 2 * i, sizeof(word));
-    values[i] = element == h5::Element::bf16 ? std::bit_cast<float>(std::uint32_t{word} << 16U)
-                                             : h5::widen(element, word);
+    std::memcpy(&word, words + 2 * i, sizeof(word));
+    out[i] = element == h5::Element::bf16 ? std::bit_cast<float>(std::uint32_t{word} << 16U)
+                                          : h5::widen(element, word);
   }
+}
+
+std::vector<float> to_floats(const std::vector<std::byte>& rows, h5::Element element) {
+  std::vector<float> values(rows.size() / h5::size_of(element));
+  if (!values.empty()) widen_row(rows.data(), values.size(), element, values.data());
   return values;
 }
 
@@ -275,7 +277,8 @@ bool TraceReader::written(Field field, std::int64_t row, std::int64_t layer) con
   return impl_->raw.chunk_written(field, row, layer);
 }
 
-TraceReader::Prefix TraceReader::prefix(Field field, std::int64_t row, std::int64_t layer) const {
+TraceReader::Prefix TraceReader::prefix(Field field, std::int64_t row, std::int64_t layer,
+                                        std::optional<std::size_t> kv_head) const {
   if (field != Field::prefix_key && field != Field::prefix_value) {
     throw UsageError(
         fmt::format("prefix: expected prefix_key or prefix_value, got {}", spec_of(field).path));
@@ -284,37 +287,66 @@ TraceReader::Prefix TraceReader::prefix(Field field, std::int64_t row, std::int6
   const StoredTrace& raw = impl_->raw;
   const bool bidirectional = raw.meta().bidirectional;
   const h5::Element element = file_element(spec_of(field), raw.meta());
-  std::map<std::int32_t, std::vector<float>> latest;
+  struct Stored {
+    std::int32_t position;
+    std::int64_t element;  // of /prefix/key
+  };
+  std::vector<Stored> stored;
+  std::vector<std::pair<std::int64_t, std::int64_t>>
+      pieces;  // [first, end) of the rows that stored
   const auto sequence = impl_->value<std::int32_t>(Field::step_sequence, row);
   for (const std::int64_t earlier : impl_->rows_of(sequence).all) {
     if (earlier > row || (earlier == row && !bidirectional)) break;
     const auto [first, end] = impl_->range(Field::prefix_end, earlier, Field::prefix_position);
     if (first == end) continue;
+    pieces.emplace_back(first, end);
     const auto positions = raw.column<std::int32_t>(Field::prefix_position, first, end - first);
-    const auto values = to_floats(raw.read(field, first, end - first, layer), element);
-    const std::size_t width = values.size() / positions.size();
     for (std::size_t i = 0; i < positions.size(); ++i) {
-      const auto begin = values.begin() + static_cast<std::ptrdiff_t>(i * width);
-      const bool fresh =
-          latest
-              .insert_or_assign(
-                  positions[i],
-                  std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(width)))
-              .second;
-      if (fresh || bidirectional) continue;
-      impl_->corrupt(
-          fmt::format("/prefix/position: sequence {} stores a position twice", sequence));
+      stored.push_back({positions[i], first + static_cast<std::int64_t>(i)});
+    }
+  }
+  // The last of equal positions counts; only a bidirectional model writes a position again.
+  std::ranges::stable_sort(stored, {}, &Stored::position);
+  std::vector<Stored> latest;
+  for (const Stored& one : stored) {
+    if (!latest.empty() && latest.back().position == one.position) {
+      if (!bidirectional) {
+        impl_->corrupt(
+            fmt::format("/prefix/position: sequence {} stores a position twice", sequence));
+      }
+      latest.back() = one;
+    } else {
+      latest.push_back(one);
     }
   }
   if (bidirectional) {
     const auto start = impl_->value<std::int32_t>(Field::step_block_start, row);
     const auto block = static_cast<std::int32_t>(raw.meta().block_length);
-    latest.erase(latest.lower_bound(start), latest.lower_bound(start + block));
+    std::erase_if(latest, [&](const Stored& one) {
+      return one.position >= start && one.position < start + block;
+    });
   }
   Prefix result;
-  for (const auto& [position, values] : latest) {
-    result.positions.push_back(position);
-    result.values.insert(result.values.end(), values.begin(), values.end());
+  for (const Stored& one : latest) result.positions.push_back(one.position);
+  const std::size_t heads = raw.meta().kv_heads.size();
+  const auto dim = static_cast<std::size_t>(raw.meta().head_dim);
+  const std::size_t width = (kv_head ? 1 : heads) * dim;
+  const std::size_t size = h5::size_of(element);
+  result.values.resize(latest.size() * width);
+  std::vector<std::pair<std::int64_t, std::size_t>> order;
+  for (std::size_t i = 0; i < latest.size(); ++i) order.emplace_back(latest[i].element, i);
+  std::ranges::sort(order);
+  auto next = order.begin();
+  for (const auto& [first, end] : pieces) {
+    if (next == order.end()) break;
+    if (next->first >= end) continue;  // all of them were written again later
+    const std::vector<std::byte> words = raw.read(field, first, end - first, layer);
+    for (; next != order.end() && next->first < end; ++next) {
+      const auto at =
+          static_cast<std::size_t>(next->first - first) * heads * dim + kv_head.value_or(0) * dim;
+      widen_row(words.data() + at * size, width, element,
+                result.values.data() + next->second * width);
+    }
   }
   return result;
 }

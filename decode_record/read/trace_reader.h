@@ -107,11 +107,13 @@ class TraceReader {
   /// [length, kv_head, channel]. These are the committed ones of positions [0, length), from the
   /// prefill and commit rows before `row`. In a bidirectional trace they are those of every
   /// position outside the row's block, as last written by a row up to and including `row`.
+  /// `kv_head`: only this recorded slot.
   struct Prefix {
     std::vector<std::int32_t> positions;  ///< [length], ascending
-    std::vector<float> values;            ///< [length, recorded KV heads, head_dim]
+    std::vector<float> values;            ///< [length, recorded KV heads or 1, head_dim]
   };
-  Prefix prefix(Field field, std::int64_t row, std::int64_t layer) const;
+  Prefix prefix(Field field, std::int64_t row, std::int64_t layer,
+                std::optional<std::size_t> kv_head = std::nullopt) const;
 
   /// What row `row` decided (an empty delta for most prefill and commit rows), with explicit steps.
   FrameDelta delta(std::int64_t row) const;

@@ -259,8 +259,10 @@ std::int64_t file_bytes(const TraceMeta& meta, const TraceExtent& extent) {
         chunks_across *= axis_length(spec.axes[i], meta) / std::max<std::int64_t>(chunk[i], 1);
     }
     const bool arrays = spec.storage == Storage::row || spec.storage == Storage::row_layer;
-    const std::int64_t length =
-        arrays ? extent.recorded_rows : extent.lengths[static_cast<std::size_t>(spec.axes[0])];
+    const bool map = spec.field == Field::map_weight;
+    const std::int64_t length = map      ? extent.map_rows
+                                : arrays ? extent.recorded_rows
+                                         : extent.lengths[static_cast<std::size_t>(spec.axes[0])];
     const std::int64_t chunks = (length + chunk[0] - 1) / chunk[0] * chunks_across;
     bytes += chunks * (chunk_bytes + kIndexEntry);
   }

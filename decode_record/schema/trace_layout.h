@@ -52,6 +52,7 @@ std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta);
 struct TraceExtent {
   std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths{};
   std::int64_t recorded_rows = 0;
+  std::int64_t map_rows = 0;  ///< those with /map
   std::int64_t& length(Axis axis) { return lengths[static_cast<std::size_t>(axis)]; }
 };
 /// Size of the file: the values in whole chunks, and an upper bound of what HDF5 adds.

@@ -48,6 +48,14 @@ void check_maps(const TraceMeta& meta) {
   if (meta.map_layers.empty() && meta.map_heads.empty() && meta.map_positions == 0) return;
   check_selection("map_layers", meta.map_layers, meta.num_layers);
   check_selection("map_heads", meta.map_heads, meta.num_heads);
+  if (!std::ranges::includes(meta.layers, meta.map_layers) ||
+      !std::ranges::includes(meta.heads, meta.map_heads)) {
+    throw UsageError(fmt::format(
+        "trace meta: map_layers, map_heads: expected some of the recorded layers {} and heads {}, "
+        "got {} and {}",
+        fmt::join(meta.layers, ","), fmt::join(meta.heads, ","), fmt::join(meta.map_layers, ","),
+        fmt::join(meta.map_heads, ",")));
+  }
   const std::int64_t queries = static_cast<std::int64_t>(meta.map_layers.size()) *
                                static_cast<std::int64_t>(meta.map_heads.size()) * meta.block_length;
   const std::int64_t most = std::min(2 * kLargestLength, kLargestMapRow / (2 * queries));
@@ -67,6 +75,19 @@ void check_regions(const TraceMeta& meta) {
         fmt::format("trace meta: distance_bins: expected 1 to {} with regions, 0 without, got {} "
                     "with {} regions",
                     kMostDistanceBins, meta.distance_bins, names.size()));
+  }
+  // The fixed names in their places, parts of the prompt between, and an index that fits a byte.
+  const RegionPlaces places(std::max(names.size(), kRegionNames.size()));
+  constexpr std::size_t kParts = 2;
+  bool fixed = names.empty() || (names.size() >= kRegionNames.size() && names.size() <= 256);
+  for (std::size_t i = 0; fixed && !names.empty() && i < kRegionNames.size(); ++i) {
+    fixed = names[i < kParts ? i : places.answer + i - kParts] == kRegionNames[i];
+  }
+  if (!fixed) {
+    throw UsageError(fmt::format(
+        "trace meta: regions: expected first, prompt, up to 250 parts, answer, decided, masks, "
+        "after, got \"{}\"",
+        fmt::join(names, "\", \"")));
   }
   for (std::size_t i = 0; i < names.size(); ++i) {
     const bool twice = std::find(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(i),

@@ -79,8 +79,8 @@ enum class Field : std::uint8_t {
 
 inline constexpr std::size_t kNumFields = static_cast<std::size_t>(Field::count);
 
-/// `array` stands for the run's ArrayType, `f16` for IEEE binary16. Unwritten elements read as NaN (floats),
-/// -1 (i32, i64), 0 (u8).
+/// `array` stands for the run's ArrayType, `f16` for IEEE binary16. Unwritten elements read as NaN
+/// (floats), -1 (i32, i64), 0 (u8).
 enum class ElementType : std::uint8_t { u8, i32, i64, f32, f16, array };
 
 /// Axis names are the names of the dimension scales at the root of the file.

@@ -180,6 +180,13 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   const PolicyOptions policy = read_policy("exact", flags.interventions);
   check_policy_fits(policy, policy_site(decode), "--intervene");
   check_regions(policy.interventions, {});
+  for (const Intervention& one : policy.interventions) {
+    if (one.trace.empty() && !one.token) continue;
+    throw UsageError(fmt::format(
+        "--intervene {}: expected one that fits any prompt, because bench makes its own prompts. "
+        "HINT: blockscope verify --intervene",
+        intervention_text(one)));
+  }
   const std::vector<DecodeRequest> requests = make_requests(flags, decode, model.config);
 
   Progress progress(flags.quiet);

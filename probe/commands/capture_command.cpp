@@ -143,6 +143,10 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
       "a policy other than exact, which is its own shadow, --intervene, or a --cache that keeps "
       "entries");
   check_record_flags(command, flags.record);
+  refuse_idle(command, "--regions",
+              parse_record_level(flags.record.level) >= RecordLevel::summary ||
+                  names_region(read_interventions(flags.interventions)),
+              "--record summary or above, or --intervene hide_keys,region=");
   if (!flags.draft.empty()) check_draft_flags(command);
   refuse_idle(command, "--recorded-model", !flags.draft.empty(), "--draft");
   refuse_idle(command, "--no-draft-cost", !flags.draft.empty(), "--draft");
@@ -151,8 +155,8 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
     check_prompt_flags(command, flags.prompts);
     return;
   }
-  for (const char* option :
-       {"--prompt", "--prompts", "--input-ids", "--limit", "--metric", "--chat", "--no-thinking"}) {
+  for (const char* option : {"--prompt", "--prompts", "--input-ids", "--limit", "--metric",
+                             "--chat", "--no-thinking", "--regions"}) {
     if (command.get_option(option)->count() == 0) continue;
     throw UsageError(fmt::format(
         "--replay: the trace brings its own prompts, so {} does nothing. HINT: leave it out",

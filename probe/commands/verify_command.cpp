@@ -69,7 +69,7 @@ PolicyOptions policy_of(std::string text, const std::vector<std::string>& interv
 
 /// Refuses options of policies: a drafted run has no policy.
 void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
-  for (const char* option : {"--policy", "--intervene", "--against", "--sweep", "--also", "--taus",
+  for (const char* option : {"--policy", "--intervene", "--regions", "--against", "--sweep", "--also", "--taus",
                              "--gammas", "--csv", "--figures"}) {
     refuse_idle_beside(command, option, "--draft");
   }
@@ -83,6 +83,8 @@ void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
 void check_flags(const CLI::App& command, VerifyFlags& flags) {
   if (!flags.draft.empty()) return check_flags_with_draft(command, flags);
   flags.setting.policy = policy_of(flags.policy, flags.interventions);
+  refuse_idle(command, "--regions", names_region(flags.setting.policy.interventions),
+              "--intervene hide_keys,region=");
   refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--also", flags.setting.sweep, "--sweep");

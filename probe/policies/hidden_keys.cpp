@@ -33,7 +33,11 @@ std::string_view region_of(const SequencePass& pass, int64_t position, int64_t i
                                 pass.block_start + internal, pass.regions->of_token};
   const int64_t place = position - pass.block_start;
   const bool mask = place >= 0 && place < internal && pass.masked[static_cast<size_t>(place)];
-  const size_t at = regions.at(position, mask);
+  // A named part stays what it is inside the block; `first` and `prompt` become `decided` there.
+  const std::vector<uint8_t>& parts = pass.regions->of_token;
+  const bool named =
+      position < std::ssize(parts) && parts[static_cast<size_t>(position)] > regions.places.prompt;
+  const size_t at = named ? parts[static_cast<size_t>(position)] : regions.at(position, mask);
   return names.empty() ? kRegionNames.at(at) : std::string_view(names.at(at));
 }
 

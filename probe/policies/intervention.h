@@ -79,6 +79,8 @@ const InterventionEntry& intervention_entry(const Intervention& intervention);
 /// "drop_head,layers=3,heads=0-3+7", or the name of a JSON file (*.json) with a list of such texts
 /// or of objects {"what": "drop_head", "layers": [3], ...}. Throws UsageError.
 std::vector<Intervention> read_interventions(const std::vector<std::string>& texts);
+/// Whether one of them depends on regions.
+bool names_region(const std::vector<Intervention>& interventions);
 /// Throws UsageError for a region that no prompt of the run has.
 void check_regions(const std::vector<Intervention>& interventions, const PromptRegions& regions);
 /// The shortest text that gives this intervention.

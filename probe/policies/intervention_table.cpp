@@ -40,23 +40,34 @@ ChoiceOption<Intervention> list_option(const char* name, std::vector<int64_t> In
   return option;
 }
 
+/// Where an intervention can work: layers, heads of layers, or also in commit passes.
+enum class Places : uint8_t { layers, heads, commits };
+
 /// The options that say where an intervention works, then its own.
-std::vector<ChoiceOption<Intervention>> where_and(std::vector<ChoiceOption<Intervention>> own) {
+std::vector<ChoiceOption<Intervention>> where_and(std::vector<ChoiceOption<Intervention>> own,
+                                                  Places places) {
   std::vector<ChoiceOption<Intervention>> options{
       list_option("layers", &Intervention::layers, 0, "layers; all without it"),
-      list_option("heads", &Intervention::heads, 0, "query heads; all without it"),
       list_option("steps", &Intervention::steps, 1, "denoising steps of a block; all without it"),
-      list_option("blocks", &Intervention::blocks, 0, "blocks of a sequence; all without it"),
-      switch_option("commits", &Intervention::commits,
-                    "also in commit passes, which store the keys that later blocks read")};
+      list_option("blocks", &Intervention::blocks, 0, "blocks of a sequence; all without it")};
+  if (places != Places::layers) {
+    options.insert(options.begin() + 1,
+                   list_option("heads", &Intervention::heads, 0, "query heads; all without it"));
+  }
+  if (places == Places::commits) {
+    options.push_back(
+        switch_option("commits", &Intervention::commits,
+                      "also in commit passes, which store the keys that later blocks read"));
+  }
   for (auto& option : own) options.push_back(std::move(option));
   return options;
 }
 
-InterventionEntry entry_of(ChoiceFacts facts, std::vector<ChoiceOption<Intervention>> own = {}) {
+InterventionEntry entry_of(ChoiceFacts facts, std::vector<ChoiceOption<Intervention>> own = {},
+                           Places places = Places::commits) {
   InterventionEntry entry;
   static_cast<ChoiceFacts&>(entry) = std::move(facts);
-  entry.options = where_and(std::move(own));
+  entry.options = where_and(std::move(own), places);
   return entry;
 }
 
@@ -256,7 +267,7 @@ InterventionEntry hide_keys_entry() {
 /// An intervention with values of another run. The trace must have the same prompts, and the rows
 /// of the chosen steps.
 InterventionEntry patch_entry(const char* name, const char* meaning, const char* example,
-                              std::vector<Field> needs) {
+                              std::vector<Field> needs, Places places = Places::heads) {
   ChoiceOption<Intervention> trace;
   trace.name = trace.key = "trace";
   trace.meaning = "trace of the other run, with the same prompts and block length";
@@ -266,13 +277,10 @@ InterventionEntry patch_entry(const char* name, const char* meaning, const char*
   trace.json = [](const Intervention& s) { return nlohmann::json(s.trace); };
   InterventionEntry entry =
       entry_of({name, meaning, "activation patching: Meng et al., arXiv 2202.05262", example},
-               {std::move(trace)});
+               {std::move(trace)}, places);
   entry.needs = std::move(needs);
   entry.check = [](const Intervention& given) {
     if (given.trace.empty()) throw UsageError("trace: expected the file of a trace, got none");
-    if (given.commits) {
-      throw UsageError("commits: expected none, because traces hold no attention of commit passes");
-    }
   };
   return entry;
 }
@@ -333,16 +341,9 @@ InterventionEntry patch_head_entry() {
 InterventionEntry patch_hidden_entry() {
   InterventionEntry entry =
       patch_entry("patch_hidden", "the input of the layers is that of another run at the same step",
-                  "patch_hidden,trace=other.h5,layers=3", {Field::hidden});
+                  "patch_hidden,trace=other.h5,layers=3", {Field::hidden}, Places::layers);
   entry.hidden = [](const PatchSource& source, const SequencePass& pass, int64_t layer) {
     return source.hidden(pass, layer);
-  };
-  const auto check = entry.check;
-  entry.check = [check](const Intervention& given) {
-    check(given);
-    if (!given.heads.empty()) {
-      throw UsageError("heads: expected none, because all heads read the input of the layer");
-    }
   };
   return entry;
 }
@@ -414,6 +415,10 @@ const std::vector<InterventionEntry>& intervention_table() {
       freeze_external_entry(), scale_entry(),         noise_entry(),     patch_external_entry(),
       patch_head_entry(),      patch_hidden_entry()};
   return table;
+}
+
+bool names_region(const std::vector<Intervention>& interventions) {
+  return std::ranges::any_of(interventions, [](const auto& one) { return !one.region.empty(); });
 }
 
 void check_regions(const std::vector<Intervention>& interventions, const PromptRegions& regions) {

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "decode_record/base/error.h"
 
@@ -79,6 +80,19 @@ int64_t PatchSource::layer_slot(int64_t layer) const {
   return found - layers.begin();
 }
 
+std::vector<float> PatchSource::computed_values(Field field, const SequencePass& pass,
+                                                int64_t layer) const {
+  const int64_t row = row_of(pass);
+  std::vector<float> values = trace_.read_floats_at(field, row, layer_slot(layer));
+  if (std::ranges::any_of(values, [](float x) { return std::isnan(x); })) {
+    refuse(fmt::format(
+        "{}: row {}: expected values of the whole block, got only some positions. HINT: capture "
+        "that run with a --cache that computes whole blocks",
+        spec_of(field).path, row));
+  }
+  return values;
+}
+
 at::Tensor PatchSource::of_heads(Field field, const SequencePass& pass, int64_t layer,
                                  const at::Tensor& heads) const {
   const TraceMeta& meta = trace_.info().meta;
@@ -91,7 +105,7 @@ at::Tensor PatchSource::of_heads(Field field, const SequencePass& pass, int64_t 
     }
     slots.push_back(found - meta.heads.begin());
   }
-  const std::vector<float> values = trace_.read_floats_at(field, row_of(pass), layer_slot(layer));
+  const std::vector<float> values = computed_values(field, pass, layer);
   at::Tensor all =
       at::tensor(values, at::kFloat).view({std::ssize(meta.heads), meta.block_length, -1});
   if (spec_of(field).rank == 4) all = all.squeeze(2);
@@ -99,8 +113,7 @@ at::Tensor PatchSource::of_heads(Field field, const SequencePass& pass, int64_t 
 }
 
 at::Tensor PatchSource::hidden(const SequencePass& pass, int64_t layer) const {
-  const std::vector<float> values =
-      trace_.read_floats_at(Field::hidden, row_of(pass), layer_slot(layer));
+  const std::vector<float> values = computed_values(Field::hidden, pass, layer);
   return at::tensor(values, at::kFloat).view({trace_.info().meta.block_length, -1});
 }
 

@@ -35,6 +35,8 @@ class PatchSource {
  private:
   int64_t row_of(const SequencePass& pass) const;
   int64_t layer_slot(int64_t layer) const;
+  /// Values of all recorded heads; refuses a row that was computed in part.
+  std::vector<float> computed_values(Field field, const SequencePass& pass, int64_t layer) const;
   [[noreturn]] void refuse(const std::string& why) const;
 
   TraceReader trace_;

@@ -25,21 +25,21 @@ at::Tensor Recorder::map_of(const AttentionView& view) const {
   if (!wanted) return {};
   const AttentionInput& input = view.input;
   const at::Device device = input.q.device();
-  const at::Tensor heads = on_device(at::tensor(meta.map_heads, at::kLong), device);
-  const at::Tensor of_kv = at::div(heads, meta.num_heads / meta.num_kv_heads, "floor");
-  const at::Tensor q = input.q.index_select(1, heads).to(at::kFloat);
-  const auto scores = [&](const at::Tensor& keys) {
-    return at::matmul(q, keys.index_select(1, of_kv).to(at::kFloat).transpose(2, 3)) * input.scale;
-  };
   const at::Tensor place = at::arange(view.external.key.size(2), at::kLong);
-  const at::Tensor missing = place.unsqueeze(0)
-                                 .ge(view.external.length.unsqueeze(1))
-                                 .unsqueeze(1)
-                                 .unsqueeze(1);  // [S,1,1,N]
-  const at::Tensor external =
-      scores(view.external.key)
-          .masked_fill(on_device(missing, device), -std::numeric_limits<double>::infinity());
-  return at::cat({external, scores(input.k)}, -1).softmax(-1).to(at::kHalf);
+  const at::Tensor missing =
+      on_device(place.unsqueeze(0).ge(view.external.length.unsqueeze(1)).unsqueeze(1), device);
+  std::vector<at::Tensor> heads;
+  for (const int64_t head : meta.map_heads) {  // one at a time, to save memory
+    const int64_t of_kv = head / (meta.num_heads / meta.num_kv_heads);
+    const at::Tensor q = input.q.select(1, head).to(at::kFloat);
+    const auto scores = [&](const at::Tensor& keys) {
+      return at::bmm(q, keys.select(1, of_kv).to(at::kFloat).transpose(1, 2)) * input.scale;
+    };
+    const at::Tensor external =
+        scores(view.external.key).masked_fill(missing, -std::numeric_limits<double>::infinity());
+    heads.push_back(at::cat({external, scores(input.k)}, -1).softmax(-1).to(at::kHalf));
+  }
+  return at::stack(heads, 1);
 }
 
 /// Column p of the file is position p.

@@ -7,6 +7,7 @@
 #include "probe/record/recorder.h"
 
 namespace blockscope {
+
 int64_t Recorder::keys_before(const TraceMeta& meta, const SequencePass& pass) {
   return meta.bidirectional ? std::min(pass.block_start, pass.context_length) : pass.context_length;
 }

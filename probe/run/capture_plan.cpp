@@ -10,6 +10,7 @@
 #include <fstream>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 #include "command_line/options.h"
@@ -89,6 +90,7 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
                               allows(recorder.filter.blocks, block) &&
                               allows(recorder.filter.sequences, prompt.request.sequence);
         extent.recorded_rows += recorded ? 1 : 0;
+        extent.map_rows += recorded && allows(recorder.map_steps, step) ? 1 : 0;
       }
     }
     const int64_t keyframes = rows / static_cast<int64_t>(kKeyframeInterval) + 1;
@@ -127,6 +129,8 @@ int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& de
   bytes += layers * 7 * config.num_heads * block_length * config.head_dim * 4;
   bytes += block_length * config.vocab_size * 4;
   bytes += layers * static_cast<int64_t>(meta.kv_heads.size()) * meta.set_size * 4;
+  // One head's keys and scores of a map, float32.
+  bytes += meta.map_positions * (config.head_dim + 3 * block_length) * 4;
   return bytes;
 }
 
@@ -185,6 +189,7 @@ void check_record_values(const RecordFlags& flags, const ModelConfig& config) {
 void read_maps(const std::string& text, int64_t positions, RecorderOptions& options) {
   if (text.empty()) return;
   constexpr const char* kFlag = "--record-maps";
+  std::set<std::string> seen;
   TraceMeta& meta = options.meta;
   if (meta.has_draft) {
     throw UsageError(
@@ -209,6 +214,9 @@ void read_maps(const std::string& text, int64_t positions, RecorderOptions& opti
       }
       return chosen;
     };
+    if (!seen.insert(name).second) {
+      throw UsageError(fmt::format("{}: expected {}= once, got it twice", kFlag, name));
+    }
     if (list.empty() || (name != "layers" && name != "heads" && name != "steps")) {
       throw UsageError(
           fmt::format("{}: expected layers=, heads= or steps= with a list such as 0-3,7, got '{}'",
@@ -216,7 +224,14 @@ void read_maps(const std::string& text, int64_t positions, RecorderOptions& opti
     }
     if (name == "layers") meta.map_layers = recorded(meta.layers);
     if (name == "heads") meta.map_heads = recorded(meta.heads);
-    if (name == "steps") options.map_steps = index_filter(list, kFlag, 1);
+    if (name == "steps") {
+      options.map_steps = index_filter(list, "--record-maps: steps", 1);
+      for (const int64_t step : options.map_steps) {
+        if (allows(options.filter.steps, step)) continue;
+        throw UsageError(fmt::format("{}: steps: expected recorded ones, {}, got {}", kFlag,
+                                     fmt::join(options.filter.steps, ","), step));
+      }
+    }
   }
 }
 

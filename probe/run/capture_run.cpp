@@ -36,6 +36,7 @@ class CaptureLoop {
         prompts_(prompts),
         done_(identities(resumed)),
         writer_(writer),
+        has_parts_(recorder_options.meta.regions.size() > kRegionNames.size()),
         recorder_(recorder_options, writer),
         on_outcome_(on_outcome),
         progress_(run.quiet),
@@ -90,7 +91,7 @@ class CaptureLoop {
       SequenceStart start;
       start.name = prompt.name;
       start.prompt = prompt.request.prompt;
-      start.prompt_regions = prompt.request.regions.of_token;
+      if (has_parts_) start.prompt_regions = prompt.request.regions.of_token;
       start.gen_length = positions(prompt);
       if (!prompt.answers.empty()) start.answer = prompt.answers.front();
       if (prompt.metric.has_value()) start.metric = std::string(metric_name(*prompt.metric));
@@ -162,6 +163,7 @@ class CaptureLoop {
   const std::vector<RunPrompt>& prompts_;
   const std::set<Identity> done_;
   TraceWriter& writer_;
+  bool has_parts_;  // the trace names parts of prompts
   Recorder recorder_;
   std::optional<LateRecorder> late_;  // only for a model on a device; calls the recorder
   const std::function<void(const CaptureOutcome&)>& on_outcome_;

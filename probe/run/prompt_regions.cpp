@@ -181,6 +181,9 @@ std::vector<uint8_t> RegionFinder::parts_of(const std::string& prompt,
     }
   };
   for (const RegionRule& rule : rules_) {
+    if (tokenizer == nullptr && (!rule.text.empty() || !rule.from.empty())) {
+      refuse(rule, prompt, "expected tokenizer.json in the checkpoint to find texts, got none");
+    }
     const uint8_t number = number_of(rule.region);
     bool any = false;
     const auto take = [&](size_t i) {

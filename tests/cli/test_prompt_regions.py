@@ -123,6 +123,46 @@ class PromptRegions(CheckpointCase):
         code, _, err = capture(self.needle, *arguments, "--intervene", "hide_keys,region=those", "-o", self.root / "x.h5")
         self.assertTrue(code != 0 and "expected one of first, prompt, that, answer" in err, err)
 
+    def test_traces_without_regions_take_such_prompts(self):
+        lines = self.root / "chat.jsonl"
+        lines.write_text(json.dumps({"messages": MESSAGES}) + "\n")
+        self.recorded("trajectory", "--prompts", lines, "--record", "trajectory")
+        parts = self.recorded("parts", "--prompt", TEXT, "--regions", self.rules([{"region": "a", "text": "house"}]))
+        again = self.root / "again.h5"
+        code, _, err = capture(self.needle, "--replay", parts, "--record", "trajectory", "-o", again, "--force")
+        self.assertEqual(code, 0, err)
+        for arguments in (["--prompt", TEXT, "--record", "trajectory", "--regions", self.root / "regions.json"],
+                          ["--replay", parts, "--regions", self.root / "regions.json"]):
+            code, _, err = capture(self.needle, *arguments, "-o", self.root / "idle.h5")
+            self.assertTrue(code == 2 and "--regions" in err and "does nothing" in err, err)
+
+    def test_a_part_in_the_first_block_is_hidden(self):
+        """The end of this prompt lies inside the first block, where /spread counts it as decided."""
+        prompt = "Text: The old house.\nQ: Viola\nA:"
+        changed = []
+        for what in ("region=end", None):
+            if what is None:
+                with h5py.File(changed[0]) as file:
+                    places = np.flatnonzero([name == "end" for name in names_of(file)])
+                    self.assertEqual(int(file["/steps/block_start"][1]), 0)
+                what = "positions=" + "+".join(map(str, places))
+            changed.append(self.recorded(what[:6], "--prompt", prompt, "--regions",
+                                         self.rules([{"region": "end", "between": ["Q:", "A:"]}]), "--record", "full",
+                                         "--array-type", "f32", "--intervene", f"hide_keys,{what}"))
+        with h5py.File(changed[0]) as one, h5py.File(changed[1]) as other:
+            self.assertTrue((one["/attention/intervened"][()][one["/steps/kind"][()] == 1] == 1).all())
+            self.assertTrue(np.array_equal(one["/attention/internal"][()], other["/attention/internal"][()],
+                                           equal_nan=True))
+
+    def test_damaged_names_are_refused(self):
+        path = self.recorded("damaged", "--prompt", TEXT)
+        for names in ("a", "first,prompt,answer,decided,after,masks", "first,prompt,answer"):
+            with h5py.File(path, "r+") as file:
+                del file.attrs["regions"]
+                file.attrs.create("regions", np.bytes_(names))
+            code, _, err = run("report", path, "-o", self.root / "damaged.html", "--force", "-q")
+            self.assertTrue(code == 1 and "regions: expected first, prompt" in err, (code, err))
+
     def test_a_replay_keeps_the_parts(self):
         first = self.recorded("first", "--prompt", TEXT, "--regions",
                               self.rules([{"region": "question", "between": ["Q:", "A:"]}]))

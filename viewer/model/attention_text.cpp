@@ -89,8 +89,11 @@ Data<AttentionText> request_attention_text(ViewModel& model,
        version = model.trace_key(at.trace)](const TraceReader& trace, JobControl& control) {
         const TraceMeta& meta = trace.info().meta;
         control.require(static_cast<std::size_t>(std::max(step.context_length, 0)) *
-                        meta.kv_heads.size() * static_cast<std::size_t>(meta.head_dim) *
-                        sizeof(float));
+                            meta.kv_heads.size() * static_cast<std::size_t>(meta.head_dim) *
+                            sizeof(float) +
+                        (meta.map_layers.empty()
+                             ? 0
+                             : 3 * row_bytes(spec_of(Field::map_weight), meta)));  // and as floats
         control.report(0.0, 1.0);
         source->begin(version);
         return read_attention_text(trace, block, step, layer, head, *source);
