@@ -47,6 +47,7 @@ def record(
     decoder_layers: Any = None,
     compiled: str = "keep",
     attention: str = "observe",
+    interventions: Any = None,
     force: bool = False,
 ) -> Recorder:
     """Records what ``model`` does within ``with blockscope.record(...) as run:`` as a trace at ``path``.
@@ -82,9 +83,16 @@ def record(
         ``replace``: for plain ``scaled_dot_product_attention`` on a CPU, the recorder computes both parts once and
         returns the merged result to the model, which is faster than the model alone. Its last bits differ, so a
         near-tie may pick another token. ``run`` in the trace says so.
+    interventions: what is changed in attention while the model decodes, such as ``["drop_head,layers=3,heads=0-2"]``.
+        Texts are those of ``blockscope capture --intervene``, which ``blockscope help intervene`` lists. An entry is a
+        text, a dict such as ``{"what": "drop_head", "layers": [3]}``, or the name of a ``*.json`` file with a list. It
+        needs ``attention="replace"`` and a model that calls ``scaled_dot_product_attention`` on a CPU. Only denoising
+        passes change. A layer that can't be changed ends the recording. ``run["interventions"]`` in the trace has the
+        texts.
     force: replace an existing trace.
     """
     torch = _torch()
+    from .interventions import read_interventions
     from .model import encoder_and_decoder, model_within
     from .recorder import Recorder
     from .settings import LEVELS, Settings
@@ -99,6 +107,6 @@ def record(
         model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
         batch_rows=batch_rows, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type,
-        compiled=compiled, attention=attention, canvas=canvas)
+        compiled=compiled, attention=attention, interventions=read_interventions(interventions), canvas=canvas)
     return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
                     force=force)

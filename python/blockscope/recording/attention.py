@@ -6,6 +6,7 @@ Functions in transformers' attention interface see its calls (interface.py). Hoo
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,8 @@ LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_fu
               "matmul, softmax and matmul (or bmm, baddbmm, einsum; or exp and sum)")
 
 Watcher = Callable[[AttentionCall], None]
-Giver = Callable[[AttentionCall], "torch.Tensor | None"]  # the call's result, or None: its own function must compute it
+# From a call and its own function: the call's result, or None: the function must compute it.
+Giver = Callable[[AttentionCall, Callable[[], torch.Tensor]], "torch.Tensor | None"]
 _local = threading.local()
 
 
@@ -83,7 +85,7 @@ class _Seer(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         if self._giver is not None and function is _SDPA and not self.hidden:
-            given = self._giver(_of_sdpa(None, *args, **kwargs))
+            given = self._giver(_of_sdpa(None, *args, **kwargs), functools.partial(function, *args, **kwargs))
             if given is not None:
                 return given
         result = function(*args, **kwargs)

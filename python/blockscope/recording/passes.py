@@ -15,10 +15,11 @@ from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
 from .calls import AttentionCall
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
+from .interventions import BlockCall, Interventions
 from .settings import Settings
 from .shapes import LayerShapes, unpacked
 from .split import LayerAttention, Part, Sets, Spread, split_attention
-from .steps import Kind, Pass, PassInput
+from .steps import Kind, Pass, PassInput, Sequence
 from .torch_operators import scaled_scores, weight_spread
 from .trails import Lost
 
@@ -45,6 +46,7 @@ class RunningPass:
         self.by_layer: dict[int, LayerRows] = {}  # where each layer chooses the rows that it computes
         self.computed = given.computed or given.positions  # [S][R] positions; None: all of the pass
         self.read: torch.Tensor | None = None  # keys [S, K, N, D] of the last attention call, of the whole batch
+        self.block_call: BlockCall | None = None  # of the last layer, where interventions need it
         self.own_ns = 0  # of the recorder itself
         self.pass_ns = 0
         self._begun = 0
@@ -91,6 +93,7 @@ class RunningPass:
                 raise UsageError(f"{where}: a score_mod over scattered rows isn't recorded")
             scores = scaled_scores(q, k, call.scale)
             biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
+        self._keep_call(q, k, v, call, ranges, biases, rows)
         out, external, internal, sets = self._attend(q, k, v, call, ranges, biases, rows)
         if check and call.out is not None:
             _compare(out, rows.of(call.out, 2), where)
@@ -125,11 +128,17 @@ class RunningPass:
         ranges, biases = self._masks_of(call, rows)
         if biases.any or ranges.hidden or ranges.offset:
             return None
+        self._keep_call(call.q, k, v, call, ranges, biases, rows)
         out, external, internal, sets = self._attend(call.q, k, v, call, ranges, biases, rows)
         self.attention[self.layer] = LayerAttention(
             external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2),
             self._spread(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
         return out
+
+    def _keep_call(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
+                   biases: Biases, rows: BlockRows) -> None:
+        if self.settings.interventions:
+            self.block_call = BlockCall(q, k, v, ranges, biases, rows, call.scale)
 
     def _refuse_scattered(self, rows: BlockRows, where: str) -> None:
         if rows.index is not None or rows.there is not None or self.given.positions is not None or self.by_layer:
@@ -176,6 +185,9 @@ class RunningPass:
             self.computed = [[self.given.start + row for row in rows] for rows in selected]
         if not selects_by_layer(self.given.cache) or not self.denoises:
             return
+        if self.settings.interventions:
+            raise UsageError("an intervention changes whole blocks, and each layer of the loop's cache chooses the rows "
+                             "that it computes. HINT: another cache, or a recording without interventions")
         if self.geometry is None or len(layers) != self.num_layers:
             raise UsageError("each layer of the loop's cache chooses the rows that it computes, which is seen where "
                              "all of them are recorded. HINT: record(..., level=\"summary\") without layers=...")
@@ -255,6 +267,16 @@ class RunningPass:
             known = (mask, ranges, self.geometry.biases(call, ranges, rows), rows)
             self._biases[key] = known
         return known[1], known[2]
+
+    def intervene(self, interventions: Interventions, sequences: list[Sequence], out: torch.Tensor,
+                  where: str) -> torch.Tensor:
+        """The layer's result with the interventions; its parts are kept."""
+        call, attention = self.block_call, self.attention.get(self.layer)
+        if call is None or attention is None or call.rows.there is not None:
+            raise UsageError(f"{where}: an intervention changes whole blocks, and this pass computes only some rows of "
+                             "one. HINT: a loop whose cache computes whole blocks")
+        self.block_call = None
+        return interventions.apply(self.layer, self.passes, sequences, attention, call, out)
 
     def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:
         seen = self.attention if self.denoises else self.stored

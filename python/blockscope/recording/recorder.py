@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence as SequenceOf
+from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from .calls import AttentionCall, stated_call
 from .compiled import run_as_compiled, run_eagerly, uncompiled
 from .entrances import Entrances
 from .geometry import Geometry
+from .interventions import Interventions
 from .interface import unwatch_interface, watch_interface
-from .model import NUM_LAYERS, Inputs, find_layers, logits_of
+from .model import NUM_HEADS, NUM_LAYERS, Inputs, find_layers, logits_of
 from .order import BatchOrder
 from .passes import RunningPass
 from .rows import RowWriter
@@ -47,11 +48,14 @@ class Recorder:
             kernels.require(model)
         self._force = force
         self._entrances = Entrances(self._model, settings.batch_rows)
-        self._looks_inside = settings.at_least("summary")
+        self._looks_inside = settings.at_least("summary") or bool(settings.interventions)
         self._layers = find_layers(model, decoder_layers) if self._looks_inside or decoder_layers is not None else []
         self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
         self._recorded = self._recorded_layers()
-        self._looked_at = set(self._recorded)
+        heads = config_value(model, *NUM_HEADS)
+        self._interventions = Interventions(settings.interventions, self._num_layers, heads)
+        shown = self._recorded if settings.at_least("summary") else []
+        self._looked_at = {*shown, *self._interventions.layers}
         self._shapes = LayerShapes()
         self._configured = None if self._looks_inside else configured_shape(model)
         self._order = BatchOrder()
@@ -311,6 +315,14 @@ class Recorder:
             return
         if running.layer in running.stated and not call.stated:
             return
+        if running.denoises and running.layer in self._interventions.layers:
+            raise UsageError(
+                f"{self._layers[running.layer][0]}: {call.function}: an intervention needs attention that the recorder "
+                "replaces: scaled_dot_product_attention that the layer itself calls on a CPU. HINT: load the model "
+                "with attn_implementation=\"sdpa\", or name other layers with layers=...")
+        self._take(running, call)
+
+    def _take(self, running: RunningPass, call: AttentionCall) -> None:
         begun = time.perf_counter_ns()
         with torch.no_grad():
             check = running.layer not in self._checked
@@ -322,10 +334,33 @@ class Recorder:
                 running.take_keys(call, name, self._shapes, self._batch.sequences[0].canvas)
         running.own_ns += time.perf_counter_ns() - begun
 
-    def _give(self, call: AttentionCall) -> torch.Tensor | None:
-        """The merged parts, for a layer whose own function was already found to equal them."""
+    def _give(self, call: AttentionCall, own: Callable[[], torch.Tensor]) -> torch.Tensor | None:
         running = self._running
-        if running is None or not running.denoises or running.layer not in self._checked - running.stated:
+        if running is None or not running.denoises:
+            return None
+        if running.layer in self._interventions.layers:
+            return self._intervene(running, call, own)
+        return self._merged(running, call)
+
+    def _intervene(self, running: RunningPass, call: AttentionCall, own: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What the model would get without interventions, then these."""
+        where = f"{self._layers[running.layer][0]}: {call.function}"
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)):
+            raise UsageError(f"{where}: interventions have no gradients. HINT: decode within torch.no_grad()")
+        out = self._merged(running, call)
+        if out is None:
+            call.out = out = own()
+            running.read = call.k
+            self._take(running, call)
+        begun = time.perf_counter_ns()
+        with torch.no_grad():
+            out = running.intervene(self._interventions, self._batch.sequences, out, where)
+        running.own_ns += time.perf_counter_ns() - begun
+        return out
+
+    def _merged(self, running: RunningPass, call: AttentionCall) -> torch.Tensor | None:
+        """The merged parts, for a layer whose own function was already found to equal them."""
+        if running.layer not in self._checked - running.stated:
             return None
         begun = time.perf_counter_ns()
         with torch.no_grad():
@@ -352,7 +387,8 @@ class Recorder:
             self._order.follow(running.given, running.read, running.computed, output)
             self._rows.decided(changes)
             if self._records(running):
-                running.require_layers(self._recorded, self._layers, type(uncompiled(self._model)).__name__)
+                needed = self._looked_at if running.denoises else self._recorded
+                running.require_layers(sorted(needed), self._layers, type(uncompiled(self._model)).__name__)
                 self._shapes.the_one([name for name, _ in self._layers])
             logits = running.given.own(logits_of(output))
             self._shift.take(running, logits)

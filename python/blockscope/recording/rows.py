@@ -117,6 +117,8 @@ class RowWriter:
             "batch_rows": settings.batch_rows or [],
             "compiled": settings.compiled, "attention": settings.attention,
             "kernels": "blockscope" if kernels.loaded() else "torch", "sources": settings.sources}
+        if settings.interventions:
+            run["interventions"] = [one.text for one in settings.interventions]
         return {
             "num_heads": shape.heads, "num_kv_heads": shape.kv_heads, "head_dim": shape.channels,
             "softmax_scale": shape.scale, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
@@ -157,7 +159,7 @@ class RowWriter:
             if one.kind is Kind.DENOISE:
                 if row.predictions is not None:
                     self._add_predictions(row, slot, block, first_predictions)
-                if running.attention:
+                if running.attention and self._settings.at_least("summary"):
                     if histories[slot].block != block:
                         histories[slot] = History(block)
                     self._add_attention(row, slot, running, histories[slot])
@@ -221,14 +223,15 @@ class RowWriter:
         inputs = [running.hidden[index] for index in self._layers if index in running.hidden]
         now = LayerValues(layers, inputs if len(inputs) == len(layers) else None, slot)
         one = row.one
-        values = history.summarise(one.step, one.changed, one.context_length, now)
+        exact = not self._settings.interventions  # the runtime, too, knows no exact values with interventions
+        values = history.summarise(one.step, one.changed, one.context_length, now, exact)
         if not self._recorded(one):
             return
         values.update(spread_of(now, one, self._traced[slot].prompt_length, bool(self._bidirectional),
                                 _core.distance_bins))
         for path, value in values.items():
             row.copies.add(path, value, torch.float32)
-        if now.has_sets:
+        if now.has_sets and exact:
             probability = now.stacked(lambda layer: layer.sets.probability)
             row.copies.add("/sets/topk", now.topk(), torch.int32)
             row.copies.add("/sets/probability", probability, torch.float32)
@@ -243,6 +246,8 @@ class RowWriter:
             row.copies.add_layers("/query/query", [layer.query[slot] for layer in layers], kind)
         if self._settings.at_least("full"):
             for path, value in arrays_of(layers, slot, now.hidden()).items():
+                if path == "/sets/topk_token" and not exact:
+                    continue
                 row.copies.add(path, value, torch.int32 if path == "/sets/topk_token" else kind)
 
     def _add_keys(self, row: WaitingRow, slot: int, running: RunningPass, sequence: Sequence) -> None:

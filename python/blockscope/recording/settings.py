@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+
+if TYPE_CHECKING:  # pragma: no cover
+    from .interventions import Intervention
 
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 COMPILED = ("keep", "eager")
@@ -43,6 +46,16 @@ def indices(name: str, values: Iterable[int] | None, least: int) -> list[int] | 
     return result
 
 
+def _check_interventions(attention: str, heads: Any, batch_rows: Any) -> None:
+    if attention != "replace":
+        raise UsageError(f"interventions: expected attention=\"replace\", because the recorder changes what it gives the "
+                         f"model, got \"{attention}\". HINT: record(..., attention=\"replace\")")
+    for name, value in (("heads", heads), ("batch_rows", batch_rows)):
+        if value is not None:
+            raise UsageError(f"interventions: expected a recording of all {name.replace('_', ' ')}, got {name}="
+                             f"{value!r}. HINT: leave {name}= out")
+
+
 @dataclass(frozen=True)
 class Settings:
     level: str
@@ -61,6 +74,7 @@ class Settings:
     array_type: str
     compiled: str
     attention: str
+    interventions: tuple[Intervention, ...] = ()
     canvas: bool = False  # a decoder denoises a canvas without masks
     sources: dict[str, str] = field(default_factory=dict)  # sources of values that were not given
 
@@ -76,7 +90,8 @@ class Settings:
            gen_length: int | None, logit_shift: int | None, layers: Iterable[int] | None,
            heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None,
            batch_rows: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
-           bidirectional: bool | None, compiled: str, attention: str, canvas: bool) -> Settings:
+           bidirectional: bool | None, compiled: str, attention: str, interventions: tuple[Intervention, ...],
+           canvas: bool) -> Settings:
         sources = {}
         if canvas and block_length is None:
             block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
@@ -107,6 +122,8 @@ class Settings:
             raise UsageError(f"compiled: expected {' or '.join(COMPILED)}, got {compiled!r}")
         if attention not in ATTENTION:
             raise UsageError(f"attention: expected {' or '.join(ATTENTION)}, got {attention!r}")
+        if interventions:
+            _check_interventions(attention, heads, batch_rows)
         if logit_shift not in (None, 0, 1):
             raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
         return cls(
@@ -118,4 +135,4 @@ class Settings:
             blocks=indices("blocks", blocks, 0), batch_rows=indices("batch_rows", batch_rows, 0),
             set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
             set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
-            canvas=canvas, sources=sources)
+            interventions=interventions, canvas=canvas, sources=sources)
