@@ -81,7 +81,7 @@ struct WeightSpread {
 //   kept (may be null; C++ only): receives the weights, so that topk_sets needs no second walk over
 //   the keys. It stays undefined on a GPU, where writing the weights takes longer than a walk.
 //   spread (may be null; C++ only): is filled. The other results are the same with and without it.
-//   On a GPU, torch operators fill it, with all scores of a sequence in memory.
+//   A GPU's kernels fill it in a second walk over the keys.
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/weight_spread.h"
 #include "kernels/cuda/device_operators.h"
 #include "kernels/cuda/device_support.h"
 #include "kernels/shape_check.h"
@@ -45,6 +46,7 @@ void check_limits(const char* op, const AttentionSizes& sizes, int64_t internal_
 
 // Checked arguments of one operator.
 struct Arguments {
+  const char* op = "";
   AttentionSizes sizes;
   std::vector<int64_t> lengths;
   at::Tensor q, k_ext, v_ext, k_in, v_in;
@@ -57,10 +59,9 @@ Arguments check_arguments(const char* op, const at::Tensor& q, const at::Tensor&
   check_query(op, q, q.device());
   const AttentionSizes sizes = check_split_attention(op, q, k_ext, v_ext, k_in, v_in, q.device());
   check_limits(op, sizes, k_in.size(2));
-  return {sizes, check_lengths(op, "ext_len", ext_len, sizes.sequences, sizes.external_keys),
-          q,     k_ext,
-          v_ext, k_in,
-          v_in,  scale};
+  return {op,   sizes, check_lengths(op, "ext_len", ext_len, sizes.sequences, sizes.external_keys),
+          q,    k_ext, v_ext,
+          k_in, v_in,  scale};
 }
 
 struct KeptFlags {
@@ -137,11 +138,69 @@ SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
   return call;
 }
 
+// The question of a WeightSpread on the device.
+struct SpreadQuestion {
+  at::Tensor ends;    // [S, R] int32
+  at::Tensor places;  // [T] int32; undefined: 0 .. T - 1
+};
+
+SpreadQuestion prepare_spread(const Arguments& arguments, WeightSpread& spread) {
+  const AttentionSizes& sizes = arguments.sizes;
+  const int64_t internal_keys = arguments.k_in.size(2);
+  check_spread(arguments.op, spread, sizes, arguments.lengths, internal_keys);
+  const auto ranges = spread.ends.empty() ? int64_t{0} : std::ssize(spread.ends.front());
+  device_int(arguments.op, "spread.ends", ranges);
+  const at::Tensor& q = arguments.q;
+  const auto heads = [&](int64_t width) {
+    return at::empty({sizes.sequences, sizes.heads, width}, q.options().dtype(at::kFloat));
+  };
+  spread.entropy = heads(3);
+  spread.largest = heads(3);
+  spread.range = heads(ranges);
+  spread.key = heads(internal_keys);
+  spread.offset = heads(std::max<int64_t>(2 * internal_keys - 1, 0));
+  SpreadQuestion question;
+  at::Tensor ends = at::empty({sizes.sequences, ranges}, at::kInt);
+  int32_t* next = ends.mutable_data_ptr<int32_t>();
+  for (const std::vector<int64_t>& of_sequence : spread.ends) {
+    for (const int64_t end : of_sequence) *next++ = static_cast<int32_t>(end);
+  }
+  question.ends = copied_to(ends, q.device());
+  if (!spread.places.empty()) {
+    const std::vector<int32_t> places(spread.places.begin(), spread.places.end());
+    question.places = copied_to(at::tensor(places, at::kInt), q.device());
+  }
+  return question;
+}
+
+// Fills the sequences from `first` on, after the call has run on the queue.
+void launch_spread(const DeviceQueue& queue, const SplitCall& attention,
+                   const SpreadQuestion& question, const WeightSpread& spread, int64_t first) {
+  SpreadCall call;
+  call.attention = attention;
+  call.ranges = static_cast<int>(question.ends.size(1));
+  call.ends = from_sequence<int32_t>(question.ends, first);
+  call.places = from_sequence<int32_t>(question.places, 0);
+  call.entropy = from_sequence<float>(spread.entropy, first);
+  call.largest = from_sequence<float>(spread.largest, first);
+  call.range = from_sequence<float>(spread.range, first);
+  call.key = from_sequence<float>(spread.key, first);
+  call.offset = from_sequence<float>(spread.offset, first);
+  const at::Tensor reached = at::empty(
+      {call.attention.sequences, call.attention.kv_heads, call.ranges}, question.ends.options());
+  const at::Tensor states = at::empty({spread_state_floats(call)}, spread.range.options());
+  call.reached = reached.mutable_data_ptr<int32_t>();
+  call.states = states.mutable_data_ptr<float>();
+  queue.launch(queue.kernels.spread, call);
+}
+
 SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
-                        const DeviceSource& source, bool count_keys) {
+                        const DeviceSource& source, bool count_keys, WeightSpread* spread) {
   const AttentionSizes& sizes = arguments.sizes;
   const at::Tensor& q = arguments.q;
   const at::TensorOptions floats = q.options().dtype(at::kFloat);
+  SpreadQuestion question;
+  if (spread != nullptr) question = prepare_spread(arguments, *spread);
   SourcedAttention result;
   result.out = at::empty({sizes.sequences, sizes.queries, sizes.heads, sizes.dim}, q.options())
                    .transpose(1, 2);
@@ -154,6 +213,12 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
   }
   const bool any = sizes.heads * sizes.queries > 0;
   if (!any && count_keys) result.keys_read.zero_();
+  if (!any && spread != nullptr) {
+    for (at::Tensor* values :
+         {&spread->entropy, &spread->largest, &spread->range, &spread->key, &spread->offset}) {
+      values->zero_();
+    }
+  }
   for (int64_t first = 0; any && first < sizes.sequences; first += kMaxSequencesPerCall) {
     const int64_t count = std::min<int64_t>(kMaxSequencesPerCall, sizes.sequences - first);
     SplitCall call = make_call(arguments, source, result, first, count);
@@ -161,6 +226,7 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
     const at::Tensor states = at::empty({state_floats(call)}, floats);
     call.states = states.mutable_data_ptr<float>();
     queue.launch(queue.kernels.split_attention, call);
+    if (spread != nullptr) launch_spread(queue, call, question, *spread, first);
   }
   return result;
 }
@@ -223,9 +289,8 @@ SplitAttention split_attention_on(const DeviceQueue& queue, const at::Tensor& q,
                                   const at::Tensor& ext_len, const at::Tensor& k_in,
                                   const at::Tensor& v_in, double scale, ExternalWeights* /*kept*/,
                                   WeightSpread* spread) {
-  if (spread != nullptr) fallback::fill_spread(q, k_ext, ext_len, k_in, scale, {}, *spread);
   return attend(queue, check_arguments(kSplit, q, k_ext, v_ext, ext_len, k_in, v_in, scale), {},
-                false);
+                false, spread);
 }
 
 SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
@@ -234,9 +299,6 @@ SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& 
                                     const at::Tensor& v_in, const at::Tensor& cached_external,
                                     const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
                                     double scale, WeightSpread* spread) {
-  if (spread != nullptr) {
-    fallback::fill_spread(q, k_ext, ext_len, k_in, scale, {.reused = reuse_mask}, *spread);
-  }
   const Arguments arguments = check_arguments(kReuse, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   const AttentionSizes& sizes = arguments.sizes;
   const std::vector<bool> flags = check_reuse_mask(kReuse, reuse_mask, sizes);
@@ -256,7 +318,7 @@ SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& 
     check_shape(kReuse, "cached_lse", cached_lse, q.sizes().slice(0, 3));
     source.cached_lse = cached_lse.contiguous();
   }
-  return attend(queue, arguments, source, true);
+  return attend(queue, arguments, source, true, spread);
 }
 
 SourcedAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor& q,
@@ -265,10 +327,6 @@ SourcedAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor&
                                      const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                      const at::Tensor& dense, const at::Tensor& residual,
                                      const at::Tensor& lse_residual, WeightSpread* spread) {
-  if (spread != nullptr) {
-    fallback::fill_spread(q, k_ext, ext_len, k_in, scale, {.index = index, .dense = dense},
-                          *spread);
-  }
   const Arguments arguments = check_arguments(kGather, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   DeviceSource source;
   if (residual.defined() || lse_residual.defined()) {
@@ -280,7 +338,7 @@ SourcedAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor&
     source.lse_residual = lse_residual.contiguous();
   }
   make_sets(kGather, queue, arguments, index, dense, true, source);
-  return attend(queue, arguments, source, true);
+  return attend(queue, arguments, source, true, spread);
 }
 
 PartialAttention unselected_attention_on(const DeviceQueue& queue, const at::Tensor& q,
@@ -294,7 +352,7 @@ PartialAttention unselected_attention_on(const DeviceQueue& queue, const at::Ten
       check_arguments(kUnselected, q, k_ext, v_ext, ext_len, no_keys, no_keys, scale);
   DeviceSource source;
   make_sets(kUnselected, queue, arguments, index, {}, false, source);
-  const SourcedAttention result = attend(queue, arguments, source, false);
+  const SourcedAttention result = attend(queue, arguments, source, false, nullptr);
   return {result.external, result.lse_external};
 }
 

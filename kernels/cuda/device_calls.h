@@ -11,6 +11,56 @@ namespace blockscope {
 
 constexpr int kMaxMergeParts = 64;
 
+constexpr int kSpreadWarps = 4;  // of a thread block
+
+// WeightSpread of a call of split_attention that has run: its lses are read.
+struct SpreadCall {
+  SplitCall attention;
+  int ranges = 0;
+  const int32_t* ends = nullptr;    // [S, R]
+  const int32_t* places = nullptr;  // [T], or null: 0 .. T - 1
+  int32_t* reached = nullptr;       // [S, K, R] workspace: `ends` among the keys that are read
+
+  // Workspace, spread_state_floats() floats. Only the functions below know its order.
+  float* states = nullptr;
+
+  float* entropy = nullptr;  // [S, H, 3]
+  float* largest = nullptr;  // [S, H, 3]
+  float* range = nullptr;    // [S, H, R]
+  float* key = nullptr;      // [S, H, T_in]
+  float* offset = nullptr;   // [S, H, 2 * T_in - 1]
+};
+
+// Rows of a warp, all of one head, and the parts into which they split a head.
+BLOCKSCOPE_HOST_DEVICE inline int spread_rows(DeviceFloat type) {
+  return type == DeviceFloat::kFloat32 ? 8 : 16;
+}
+BLOCKSCOPE_HOST_DEVICE inline int spread_parts(const SpreadCall& call) {
+  const int rows = spread_rows(call.attention.type);
+  return (call.attention.queries + rows - 1) / rows;
+}
+// Energy, and largest score minus lse, of a row in a chunk; the row is counted over [S, H, T].
+BLOCKSCOPE_HOST_DEVICE inline float* spread_row(const SpreadCall& call, int64_t row, int chunk) {
+  return call.states + (row * (call.attention.max_chunks + 1) + chunk) * 2;
+}
+// [R] sums of a part of a head in a chunk; the head is counted over [S, H].
+BLOCKSCOPE_HOST_DEVICE inline float* spread_range(const SpreadCall& call, int64_t head, int part,
+                                                  int chunk) {
+  const int64_t heads = static_cast<int64_t>(call.attention.sequences) * call.attention.heads;
+  return spread_row(call, heads * call.attention.queries, 0) +
+         ((head * spread_parts(call) + part) * call.attention.max_chunks + chunk) * call.ranges;
+}
+// [T_in] sums by key of a part of a head, then [2 * T_in - 1] by offset.
+BLOCKSCOPE_HOST_DEVICE inline float* spread_inside(const SpreadCall& call, int64_t head, int part) {
+  const int64_t heads = static_cast<int64_t>(call.attention.sequences) * call.attention.heads;
+  return spread_range(call, heads, 0, 0) +
+         (head * spread_parts(call) + part) * call.attention.internal_keys * 3;
+}
+inline int64_t spread_state_floats(const SpreadCall& call) {
+  const int64_t heads = static_cast<int64_t>(call.attention.sequences) * call.attention.heads;
+  return spread_inside(call, heads, 0) - call.states;
+}
+
 // merge_attention: rows of `dim` elements of one type, all contiguous.
 struct MergeCall {
   DeviceFloat type = DeviceFloat::kFloat32;
@@ -206,6 +256,7 @@ struct GateCall {
 // Every launch: its name among the kernels of a queue (device_kernels.h), and its call.
 #define BLOCKSCOPE_LAUNCHES(LAUNCH)   \
   LAUNCH(split_attention, SplitCall)  \
+  LAUNCH(spread, SpreadCall)          \
   LAUNCH(merge, MergeCall)            \
   LAUNCH(similarity, SimilarityCall)  \
   LAUNCH(select, SelectCall)          \
@@ -233,8 +284,8 @@ BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_LAUNCH)
 
 }  // namespace blockscope
 
-// The kernels and launches of all operators except split_attention, for the one file of a backend
-// that compiles them.
+// The kernels and launches of all operators except split_attention and its WeightSpread, for the
+// one file of a backend that compiles them.
 #if defined(BLOCKSCOPE_COMPILES_LAUNCHES)
 #include "kernels/cuda/page_device.cuh"
 #include "kernels/cuda/prefill_device.cuh"

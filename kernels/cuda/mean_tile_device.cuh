@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "kernels/cuda/device_calls.h"
-#include "kernels/cuda/split_tile_device.cuh"
+#include "kernels/cuda/key_tile_device.cuh"
 #include "kernels/cuda/typed_device.cuh"
 
 namespace blockscope::BLOCKSCOPE_BACKEND {
@@ -16,9 +16,7 @@ constexpr int kMeanTileKeys =
 
 // Queries, the key tiles, and [warp][key] sums.
 template <class Shape>
-constexpr int kMeanSumsOffset = Shape::kQueryBytes + Shape::kStages* Shape::kTileBytes;
-template <class Shape>
-constexpr int kMeanSharedBytes = kMeanSumsOffset<Shape> +
+constexpr int kMeanSharedBytes = kKeyTilesEnd<Shape> +
                                  Shape::kWarps* kMeanTileKeys* static_cast<int>(sizeof(float));
 
 // blockIdx is (keys, KV head, sequence).
@@ -49,19 +47,9 @@ __global__ void __launch_bounds__(Shape::kThreads)
   span.dim = call.dim;
   span.aligned = is_aligned<Scalar>(call.k_ext);
   const auto head_of = [&](int row) { return kv_head * call.group + row / call.queries; };
-  const auto stage_of = [&](int tile) {
-    return Shape::kQueryBytes + tile % Shape::kStages * Shape::kTileBytes;
-  };
-  const auto bring = [&](int tile) {
-    if (tile < num_tiles) {
-      copy_tile<Shape>(stage_of(tile), span.keys, span.key_stride, span,
-                       first + tile * Shape::kKeys);
-    }
-    copy_async_commit();  // also an empty group, because waits count groups
-  };
   // No other warp touches a warp's sums before the end.
   float* const sums =
-      reinterpret_cast<float*>(dynamic_shared() + kMeanSumsOffset<Shape>) + warp * kMeanTileKeys;
+      reinterpret_cast<float*>(dynamic_shared() + kKeyTilesEnd<Shape>) + warp * kMeanTileKeys;
   for (int i = lane; i < num_tiles * Shape::kKeys; i += 32) sums[i] = 0.0f;
   __syncwarp();
 
@@ -92,65 +80,37 @@ __global__ void __launch_bounds__(Shape::kThreads)
         lse[t][half] = value == -INFINITY ? INFINITY : value * 1.4426950408889634f;
       }
     }
-#pragma unroll 1
-    for (int tile = 0; tile < Shape::kStages - 1; ++tile) bring(tile);
     const int own_rows = rows - base - warp_row - lane / 4;  // > 0 if the lane's first row exists
-    const int queries = warp_row * Shape::kPitch + rows_first<Shape>();
-    uint32_t held[Shape::kHoldQueries ? Shape::kRowTiles : 1]
-                 [Shape::kHoldQueries ? Shape::kDim / 16 : 1][4];
-#pragma unroll 1
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      copy_async_wait<Shape::kStages - 2>();
-      __syncthreads();  // all threads see the tile, and the previous tile's place is free
-      bring(tile + Shape::kStages - 1);
-      if (base + warp_row >= rows) continue;
-      if constexpr (Shape::kHoldQueries) {
-        if (tile == 0) {
+    score_span<Shape>(span, base + warp_row < rows, [&](int key, const auto& scores) {
+      float* const to = sums + key;
+#pragma unroll
+      for (int n = 0; n < Shape::kStep / 8; ++n) {
+        float columns[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float sum = 0.0f;
 #pragma unroll
           for (int t = 0; t < Shape::kRowTiles; ++t) {
 #pragma unroll
-            for (int kk = 0; kk < Shape::kDim / 16; ++kk) {
-              load_queries<Shape>(held[t][kk], queries, t, kk);
+            for (int half = 0; half < 2; ++half) {
+              const float weight =
+                  exp2_flushed(fmaf(scores[t][n][half * 2 + i], call.scale_log2, -lse[t][half]));
+              if (t * 16 + half * 8 < own_rows) sum += weight;
             }
           }
+          sum += __shfl_xor_sync(~0u, sum, 4);
+          sum += __shfl_xor_sync(~0u, sum, 8);
+          columns[i] = sum + __shfl_xor_sync(~0u, sum, 16);
+        }
+        if (lane < 4) {
+          to[n * 8 + lane * 2] += columns[0];
+          to[n * 8 + lane * 2 + 1] += columns[1];
         }
       }
-#pragma unroll 1
-      for (int step = 0; step < Shape::kKeys; step += Shape::kStep) {
-        float scores[Shape::kRowTiles][Shape::kStep / 8][4];
-        score_step<Shape>(scores, queries, held,
-                          stage_of(tile) + step * Shape::kPitch + channels_first<Shape>());
-        float* const to = sums + tile * Shape::kKeys + step;
-#pragma unroll
-        for (int n = 0; n < Shape::kStep / 8; ++n) {
-          float columns[2];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int t = 0; t < Shape::kRowTiles; ++t) {
-#pragma unroll
-              for (int half = 0; half < 2; ++half) {
-                const float weight =
-                    exp2_flushed(fmaf(scores[t][n][half * 2 + i], call.scale_log2, -lse[t][half]));
-                if (t * 16 + half * 8 < own_rows) sum += weight;
-              }
-            }
-            sum += __shfl_xor_sync(~0u, sum, 4);
-            sum += __shfl_xor_sync(~0u, sum, 8);
-            columns[i] = sum + __shfl_xor_sync(~0u, sum, 16);
-          }
-          if (lane < 4) {
-            to[n * 8 + lane * 2] += columns[0];
-            to[n * 8 + lane * 2 + 1] += columns[1];
-          }
-        }
-      }
-    }
-    copy_async_wait<0>();
+    });
     __syncthreads();  // before the queries are overwritten; after the last rows: sums are ready
   }
-  const float* const all = reinterpret_cast<float*>(dynamic_shared() + kMeanSumsOffset<Shape>);
+  const float* const all = reinterpret_cast<float*>(dynamic_shared() + kKeyTilesEnd<Shape>);
   float* const means =
       call.means + (static_cast<int64_t>(sequence) * call.kv_heads + kv_head) * call.max_length;
   for (int key = static_cast<int>(threadIdx.x); key < count; key += Shape::kThreads) {

@@ -2,9 +2,10 @@
 // split_attention_launch.h says how they share the work.
 #pragma once
 
-#include "kernels/cuda/merge_device.cuh"
 #include "kernels/cuda/device_calls.h"
+#include "kernels/cuda/merge_device.cuh"
 #include "kernels/cuda/split_floats_device.cuh"
+#include "kernels/cuda/split_span_device.cuh"
 #include "kernels/cuda/split_tile_device.cuh"
 #include "kernels/cuda/typed_device.cuh"
 
@@ -31,65 +32,12 @@ __device__ __forceinline__ Place place_of(const SplitCall& call, int rows_per_ti
   return place;
 }
 
-template <class Scalar>
-__device__ __forceinline__ const Scalar* rows_of(const DeviceRows& rows, int sequence, int head) {
-  return static_cast<const Scalar*>(rows.data) + sequence * rows.sequence + head * rows.head;
-}
-
-// The external keys that a KV head reads.
-__device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence, int kv_head) {
-  int length = call.lengths[sequence];
-  if (call.counts != nullptr) {
-    const int count = call.counts[sequence * call.kv_heads + kv_head];
-    if (count >= 0) length = count;
-  }
-  if (call.reuse == nullptr) return length;
-  const bool* reuse = call.reuse + static_cast<int64_t>(sequence) * call.heads +
-                      static_cast<int64_t>(kv_head) * call.group;
-  for (int g = 0; g < call.group; ++g) {
-    if (!reuse[g]) return length;
-  }
-  return 0;
-}
-
-// The keys of this thread block; empty if the prefix has no such chunk.
-template <class Scalar>
-__device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, const Place& place) {
-  const int chunk = static_cast<int>(blockIdx.x);
-  const bool internal = chunk == call.max_chunks;
-  const DeviceRows& keys = internal ? call.k_in : call.k_ext;
-  const DeviceRows& values = internal ? call.v_in : call.v_ext;
-  KeySpan<Scalar> span;
-  span.keys = rows_of<Scalar>(keys, place.sequence, place.kv_head);
-  span.values = rows_of<Scalar>(values, place.sequence, place.kv_head);
-  span.key_stride = keys.row;
-  span.value_stride = values.row;
-  span.positions = nullptr;
-  span.dim = call.dim;
-  span.aligned = is_aligned<Scalar>(keys) && is_aligned<Scalar>(values);
-  span.begin = 0;
-  span.end = call.internal_keys;
-  if (!internal) {
-    const int64_t head = static_cast<int64_t>(place.sequence) * call.kv_heads + place.kv_head;
-    if (call.counts != nullptr && call.counts[head] >= 0) {
-      span.positions = call.positions + head * call.capacity;
-    }
-    const int length = prefix_length(call, place.sequence, place.kv_head);
-    const int64_t size = keys_per_chunk(length);
-    const int64_t begin = chunk * size;
-    const int64_t end = begin + size;
-    span.begin = static_cast<int>(begin < length ? begin : length);
-    span.end = static_cast<int>(end < length ? end : length);
-  }
-  return span;
-}
-
 // The query of a row of a KV head.
 template <class Scalar>
 __device__ __forceinline__ const Scalar* query_of(const SplitCall& call, const Place& place,
                                                   int row) {
   const int head = place.kv_head * call.group + row / call.queries;
-  return rows_of<Scalar>(call.q, place.sequence, head) + row % call.queries * call.q.row;
+  return row_at<Scalar>(call.q, place.sequence, head, row % call.queries);
 }
 
 template <class Shape>
@@ -97,7 +45,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
     split_tiles(const __grid_constant__ SplitCall call) {
   using Scalar = typename Shape::Scalar;
   const Place place = place_of(call, Shape::kRows);
-  const KeySpan<Scalar> span = span_of<Scalar>(call, place);
+  const KeySpan<Scalar> span = span_of<Scalar>(call, place.sequence, place.kv_head);
   if (span.begin >= span.end) return;
   if (threadIdx.x == 0) {
     *reinterpret_cast<KeySpan<Scalar>*>(dynamic_shared() + Shape::kSpanOffset) = span;
@@ -153,7 +101,7 @@ __global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
     split_floats(const __grid_constant__ SplitCall call) {
   using Tile = FloatTile<kDim>;
   const Place place = place_of(call, Tile::kRows);
-  const KeySpan<float> span = span_of<float>(call, place);
+  const KeySpan<float> span = span_of<float>(call, place.sequence, place.kv_head);
   if (span.begin >= span.end) return;
   const int rows = place.num_rows - place.first_row;
 #pragma unroll 1

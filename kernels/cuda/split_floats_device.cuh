@@ -53,8 +53,9 @@ __device__ __forceinline__ void clear(FloatState<kDim>& state) {
   }
 }
 
-// Loads keys [first, first + 32) and their values; 0 after the end and from channel `dim` on.
-template <int kDim, class Scalar>
+// Loads keys [first, first + 32) and, with kValues, their values; 0 after the end and from channel
+// `dim` on.
+template <int kDim, bool kValues = true, class Scalar>
 __device__ __forceinline__ void copy_floats(const KeySpan<Scalar>& span, int first) {
   using Tile = FloatTile<kDim>;
 #pragma unroll 4
@@ -66,8 +67,33 @@ __device__ __forceinline__ void copy_floats(const KeySpan<Scalar>& span, int fir
     const int64_t index = !present ? 0 : span.positions != nullptr ? span.positions[key] : key;
     Tile::keys()[row * Tile::kPitch + column] =
         present ? to_float(span.keys[index * span.key_stride + column]) : 0.0f;
-    Tile::values()[row * Tile::kPitch + column] =
-        present ? to_float(span.values[index * span.value_stride + column]) : 0.0f;
+    if constexpr (kValues) {
+      Tile::values()[row * Tile::kPitch + column] =
+          present ? to_float(span.values[index * span.value_stride + column]) : 0.0f;
+    }
+  }
+}
+
+// Scores of this warp's rows with the lane's key.
+template <int kDim>
+__device__ __forceinline__ void score_floats(float (&scores)[FloatTile<kDim>::kWarpRows]) {
+  using Tile = FloatTile<kDim>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float* queries =
+      Tile::queries() + static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows * kDim;
+#pragma unroll
+  for (int r = 0; r < Tile::kWarpRows; ++r) scores[r] = 0.0f;
+#pragma unroll 4
+  for (int d = 0; d < kDim; d += 4) {
+    const float4 key = *reinterpret_cast<const float4*>(Tile::keys() + lane * Tile::kPitch + d);
+#pragma unroll
+    for (int r = 0; r < Tile::kWarpRows; ++r) {
+      const float4 query = *reinterpret_cast<const float4*>(queries + r * kDim + d);
+      scores[r] = fmaf(query.x, key.x, scores[r]);
+      scores[r] = fmaf(query.y, key.y, scores[r]);
+      scores[r] = fmaf(query.z, key.z, scores[r]);
+      scores[r] = fmaf(query.w, key.w, scores[r]);
+    }
   }
 }
 
@@ -78,26 +104,13 @@ __device__ __forceinline__ void attend_floats(const KeySpan<Scalar>& span, float
                                               FloatState<kDim>& state, const EndOf& end_of) {
   using Tile = FloatTile<kDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const float* queries =
-      Tile::queries() + static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows * kDim;
   float* const weights = Tile::weights();
 #pragma unroll 1
   for (int first = span.begin; first < span.end; first += Tile::kKeys) {
     copy_floats<kDim>(span, first);
     __syncthreads();
-    float scores[Tile::kWarpRows] = {};
-#pragma unroll 4
-    for (int d = 0; d < kDim; d += 4) {
-      const float4 key = *reinterpret_cast<const float4*>(Tile::keys() + lane * Tile::kPitch + d);
-#pragma unroll
-      for (int r = 0; r < Tile::kWarpRows; ++r) {
-        const float4 query = *reinterpret_cast<const float4*>(queries + r * kDim + d);
-        scores[r] = fmaf(query.x, key.x, scores[r]);
-        scores[r] = fmaf(query.y, key.y, scores[r]);
-        scores[r] = fmaf(query.z, key.z, scores[r]);
-        scores[r] = fmaf(query.w, key.w, scores[r]);
-      }
-    }
+    float scores[Tile::kWarpRows];
+    score_floats<kDim>(scores);
     if constexpr (Tile::kWeightsOverKeys) __syncthreads();  // all threads have read the keys
 #pragma unroll
     for (int r = 0; r < Tile::kWarpRows; ++r) {

@@ -4,7 +4,8 @@
 
 Compiles every .cu for sm_80, 90a, 100 and 120, and fails where
 - a kernel spills more than SPILLS allows, or takes more registers than its kind may;
-- the tiles of split_attention, prefill_attention and block_topk hold other numbers of tensor-core products, ldmatrix, cp.async and barriers
+- the tiles of split_attention, prefill_attention, block_topk and WeightSpread hold other numbers of tensor-core
+  products, ldmatrix, cp.async and barriers
   than their shapes say, as counted by hand (`instructions`): a loop that the compiler unrolled again,
   operands that went through registers, copies that became loads;
 - a tile gets fewer thread blocks on an SM than BLOCKS;
@@ -25,8 +26,8 @@ import sys
 import tempfile
 
 ARCHITECTURES = ("80", "90a", "100", "120")
-MAIN = ("split_tiles", "prefill_tiles", "mean_tiles")
-FLOATS = ("split_floats", "prefill_floats")
+MAIN = ("split_tiles", "prefill_tiles", "mean_tiles", "spread_tiles")
+FLOATS = ("split_floats", "prefill_floats", "spread_floats")
 # Bytes that ptxas 13.0 stores and loads, of 255 registers; every other kernel spills nothing.
 SPILLS = {("100", "split_tiles<BFloat16,128,4,2,2,32,64>"): 8, ("100", "split_tiles<Half,128,4,2,2,32,64>"): 52,
           ("120", "split_tiles<Half,128,4,2,2,32,64>"): 8}
@@ -51,6 +52,12 @@ BLOCKS = {
     "split_floats<64>": (4, 5, 6, 3),
     "split_floats<128>": (3, 3, 3, 1),
     "split_floats<256>": (1, 2, 2, 1),
+    "spread_floats<64>": (4, 3, 4, 4),
+    "spread_floats<128>": (4, 3, 4, 2),
+    "spread_floats<256>": (2, 3, 3, 1),
+    "spread_tiles<64,4,1,2,64,64>": (3, 3, 3, 2),
+    "spread_tiles<128,4,1,2,64,64>": (2, 3, 2, 1),
+    "spread_tiles<256,4,1,2,32,32>": (2, 3, 3, 1),
     "split_tiles<64,4,1,3,64,64>": (2, 3, 3, 1),
     "split_tiles<64,4,2,2,32,64>": (2, 2, 2, 2),
     "split_tiles<64,8,1,2,32,64>": (2, 1, 1, 1),
@@ -111,6 +118,9 @@ def instructions(kernel):
     if kernel.name.startswith("mean_tiles"):  # scores alone
         return {"HMMA": row_tiles * depth * keys * 2, "LDSM": depth * (row_tiles + keys), "LDSM.T": 0,
                 "LDGSTS": 3, "BAR": 2}
+    if kernel.name.startswith("spread_tiles"):  # the same, of one group of rows
+        return {"HMMA": row_tiles * depth * keys * 2, "LDSM": depth * (row_tiles + keys), "LDSM.T": 0,
+                "LDGSTS": 3, "BAR": 1}
     return {
         "HMMA": row_tiles * (depth * keys * 2 + keys * channels * 4),  # scores; values by hi + lo
         "LDSM": depth * (row_tiles + keys),
@@ -140,11 +150,12 @@ def blocks_per_sm(source, toolkit, compiler, folder, kernels):
     for kernel in kernels:
         arch = kernel.arch.rstrip("a")
         if kernel.is_tile:
-            kind = {"prefill_tiles": "PREFILL", "mean_tiles": "MEANS"}.get(kernel.name.split("<")[0], "TILE")
+            kind = {"prefill_tiles": "PREFILL", "mean_tiles": "MEANS", "spread_tiles": "SPREAD"}.get(kernel.name.split("<")[0], "TILE")
             lines.append(f'{kind}({arch}, {kernel.registers}, "{kernel.name}", {", ".join(map(str, kernel.shape))})')
         elif kernel.name.startswith(FLOATS):
             dim = re.search(r"(\d+)>$", kernel.name)[1]
-            lines.append(f'FLOATS({arch}, {kernel.registers}, "{kernel.name}", {dim})')
+            kind = "SPREAD_FLOATS" if kernel.name.startswith("spread_floats") else "FLOATS"
+            lines.append(f'{kind}({arch}, {kernel.registers}, "{kernel.name}", {dim})')
     with open(f"{folder}/tiles.h", "w") as file:
         file.write("\n".join(lines) + "\n")
     run(compiler, "-std=c++20", "-O1", "-w", "-ffunction-sections", f"-I{source}", f"-I{folder}", f"-I{toolkit}/include",

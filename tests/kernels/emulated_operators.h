@@ -36,17 +36,18 @@ BLOCKSCOPE_EMULATED(silu_multiply)
 inline SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                       const at::Tensor& v_ext, const at::Tensor& ext_len,
                                       const at::Tensor& k_in, const at::Tensor& v_in, double scale,
-                                      ExternalWeights* kept = nullptr) {
-  return split_attention_on(emulator(), q, k_ext, v_ext, ext_len, k_in, v_in, scale, kept, nullptr);
+                                      ExternalWeights* kept = nullptr,
+                                      WeightSpread* spread = nullptr) {
+  return split_attention_on(emulator(), q, k_ext, v_ext, ext_len, k_in, v_in, scale, kept, spread);
 }
 inline SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                         const at::Tensor& v_ext, const at::Tensor& ext_len,
                                         const at::Tensor& k_in, const at::Tensor& v_in,
                                         const at::Tensor& cached_external,
                                         const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
-                                        double scale) {
+                                        double scale, WeightSpread* spread = nullptr) {
   return reuse_attention_on(emulator(), q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
-                            cached_lse, reuse_mask, scale, nullptr);
+                            cached_lse, reuse_mask, scale, spread);
 }
 inline SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                          const at::Tensor& v_ext, const at::Tensor& ext_len,
@@ -54,9 +55,10 @@ inline SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& 
                                          const at::Tensor& v_in, double scale,
                                          const at::Tensor& dense = {},
                                          const at::Tensor& residual = {},
-                                         const at::Tensor& lse_residual = {}) {
+                                         const at::Tensor& lse_residual = {},
+                                         WeightSpread* spread = nullptr) {
   return gather_attention_on(emulator(), q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, dense,
-                             residual, lse_residual, nullptr);
+                             residual, lse_residual, spread);
 }
 inline at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     const at::Tensor& len, int64_t block_length, double scale,

@@ -1,7 +1,6 @@
 // Kernels under ThreadSanitizer (kernels/device/race_detection.h): a run of every kernel of the
 // split, and of those with shared memory. Silent, or it ends with 66 and the two places; built a
-// second time without
-// __syncwarp, it must not be silent.
+// second time without __syncwarp, it must not be silent.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -70,6 +69,26 @@ class Kernels {
     split_.internal = internal_.data();
     split_.lse_internal = lse_internal_.data();
     emulated::launch_split_attention(split_, nullptr);
+  }
+
+  void spread() {  // of two parts a head; the internal keys need sums over the rows
+    SpreadCall spread;
+    spread.attention = split_;
+    spread.ranges = 4;
+    const std::vector<int32_t> ends{0, 70, 70, kKeys};
+    std::vector<int32_t> reached(kKvHeads * ends.size());
+    std::vector<float> states(static_cast<size_t>(spread_state_floats(spread)), NAN);
+    std::vector<float> sides(2 * kHeads * 3), range(kHeads * ends.size()),
+        inside(kHeads * 3 * kInternal);
+    spread.ends = ends.data();
+    spread.reached = reached.data();
+    spread.states = states.data();
+    spread.entropy = sides.data();
+    spread.largest = sides.data() + kHeads * 3;
+    spread.range = range.data();
+    spread.key = inside.data();
+    spread.offset = inside.data() + kHeads * kInternal;
+    emulated::launch_spread(spread, nullptr);
   }
 
   void prefill() {  // the last positions of a prompt
@@ -213,6 +232,7 @@ void run(DeviceFloat type, int dim, uint64_t seed) {
   emulated::set_options({.seed = seed});
   Kernels kernels(type, dim);
   kernels.split_attention();
+  kernels.spread();
   kernels.prefill();
   kernels.means();
   kernels.top_k();

@@ -1,7 +1,7 @@
 // Thread blocks an SM of each GPU, by the toolkit's calculator, which needs none. tiles.h, which
 // check_cuda_library.py writes, names the kernels and the registers that ptxas gave them:
-//   TILE(80, 234, Deep, BFloat16, 128, 4, 1, 3, 64, 64)  PREFILL, MEANS(as TILE)  FLOATS(80, 110,
-//   64)
+//   TILE(80, 234, Deep, BFloat16, 128, 4, 1, 3, 64, 64)  PREFILL, MEANS, SPREAD(as TILE)
+//   FLOATS(80, 110, 64)  SPREAD_FLOATS(as FLOATS)
 // Prints "arch kernel shared_bytes blocks".
 #include <cuda_occupancy.h>
 
@@ -12,6 +12,7 @@
 #include "kernels/cuda/prefill_device.cuh"
 #include "kernels/cuda/split_floats_device.cuh"
 #include "kernels/cuda/split_tile_device.cuh"
+#include "kernels/cuda/weight_spread_device.cuh"
 
 namespace {
 
@@ -66,7 +67,12 @@ int main() {
 #define MEANS(arch, registers, name, ...)                        \
   print(arch, registers, name, TileShape<__VA_ARGS__>::kThreads, \
         kMeanSharedBytes<TileShape<__VA_ARGS__>>);
+#define SPREAD(arch, registers, name, ...)                       \
+  print(arch, registers, name, TileShape<__VA_ARGS__>::kThreads, \
+        kSpreadSharedBytes<TileShape<__VA_ARGS__>>);
 #define FLOATS(arch, registers, name, dim) \
   print(arch, registers, name, FloatTile<dim>::kThreads, FloatTile<dim>::kSharedBytes);
+#define SPREAD_FLOATS(arch, registers, name, dim) \
+  print(arch, registers, name, FloatTile<dim>::kThreads, kSpreadFloatsSharedBytes<dim>);
 #include "tiles.h"
 }

@@ -14,11 +14,19 @@ inline void launch_poisoned_split(const SplitCall& call, void* stream) {
   emulated::launch_split_attention(call, stream);
 }
 
+inline void launch_poisoned_spread(const SpreadCall& call, void* stream) {
+  std::fill_n(call.states, spread_state_floats(call), NAN);
+  const int64_t heads = int64_t{call.attention.sequences} * call.attention.kv_heads;
+  std::fill_n(call.reached, heads * call.ranges, -1);
+  emulated::launch_spread(call, stream);
+}
+
 inline DeviceKernels emulated_launches() {
 #define BLOCKSCOPE_KERNEL(name, Call) .name = emulated::launch_##name,
   DeviceKernels kernels{BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_KERNEL)};
 #undef BLOCKSCOPE_KERNEL
   kernels.split_attention = launch_poisoned_split;
+  kernels.spread = launch_poisoned_spread;
   return kernels;
 }
 

@@ -1,0 +1,59 @@
+// The keys of a thread block of split_attention, and of kernels that walk the same chunks.
+#pragma once
+
+#include "kernels/cuda/split_tile_device.cuh"
+#include "kernels/cuda/typed_device.cuh"
+
+namespace blockscope::BLOCKSCOPE_BACKEND {
+
+// The external keys that a KV head reads.
+__device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence, int kv_head) {
+  int length = call.lengths[sequence];
+  if (call.counts != nullptr) {
+    const int count = call.counts[sequence * call.kv_heads + kv_head];
+    if (count >= 0) length = count;
+  }
+  if (call.reuse == nullptr) return length;
+  const bool* reuse = call.reuse + static_cast<int64_t>(sequence) * call.heads +
+                      static_cast<int64_t>(kv_head) * call.group;
+  for (int g = 0; g < call.group; ++g) {
+    if (!reuse[g]) return length;
+  }
+  return 0;
+}
+
+// The keys of chunk blockIdx.x; empty if the prefix has no such chunk. Chunk max_chunks has the
+// internal keys.
+template <class Scalar>
+__device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, int sequence,
+                                                   int kv_head) {
+  const int chunk = static_cast<int>(blockIdx.x);
+  const bool internal = chunk == call.max_chunks;
+  const DeviceRows& keys = internal ? call.k_in : call.k_ext;
+  const DeviceRows& values = internal ? call.v_in : call.v_ext;
+  KeySpan<Scalar> span;
+  span.keys = row_at<Scalar>(keys, sequence, kv_head, 0);
+  span.values = row_at<Scalar>(values, sequence, kv_head, 0);
+  span.key_stride = keys.row;
+  span.value_stride = values.row;
+  span.positions = nullptr;
+  span.dim = call.dim;
+  span.aligned = is_aligned<Scalar>(keys) && is_aligned<Scalar>(values);
+  span.begin = 0;
+  span.end = call.internal_keys;
+  if (!internal) {
+    const int64_t head = static_cast<int64_t>(sequence) * call.kv_heads + kv_head;
+    if (call.counts != nullptr && call.counts[head] >= 0) {
+      span.positions = call.positions + head * call.capacity;
+    }
+    const int length = prefix_length(call, sequence, kv_head);
+    const int64_t size = keys_per_chunk(length);
+    const int64_t begin = chunk * size;
+    const int64_t end = begin + size;
+    span.begin = static_cast<int>(begin < length ? begin : length);
+    span.end = static_cast<int>(end < length ? end : length);
+  }
+  return span;
+}
+
+}  // namespace blockscope::BLOCKSCOPE_BACKEND
