@@ -5,7 +5,6 @@ interventions."""
 import json
 import math
 import subprocess
-import types
 
 import attention_math as am
 import h5py
@@ -160,3 +159,341 @@ def test_parts_and_results_are_those_of_the_remaining_keys(tmp_path, loop, text)
         assert hidden > 0
         assert np.isnan(file["/summary/external_mass"][:count]).all() and (file["/sets/topk"][:count] == -1).all()
     assert trace.run["interventions"][0].startswith(text.split(",")[0] + f",layers={layer},heads=0+3+4")
+
+
+# --- against models and masks that do the same ------------------------------------------------------------------------
+
+
+def qwen_prompt():
+    return torch.tensor([[5 * i % 90 for i in range(24)], [7 * i % 90 for i in range(24)]])
+
+
+@pytest.mark.parametrize("text, factor", [("drop_head", 0.0), ("scale,by=2", 2.0), ("scale,by=-0.5", -0.5)])
+def test_weights_that_do_the_same(tmp_path, text, factor):
+    """Columns of the last layer's output projection. Keys don't depend on them, so commit passes don't matter."""
+    decoded = {}
+    for way in ("ours", "theirs", "plain"):
+        model = models.qwen3()
+        if way == "theirs":
+            with torch.no_grad():
+                model.model.layers[-1].self_attn.o_proj.weight[:, 16:48] *= factor
+        with blockscope.record(model, tmp_path / f"{way}.h5", block_length=8, mask_token_id=MASK, gen_length=16,
+                               attention="replace", level="trajectory",
+                               interventions=[{"what": text.split(",")[0], "layers": [2], "heads": (1, 2), **(
+                                   {"by": factor} if "scale" in text else {})}] if way == "ours" else None):
+            decoded[way] = models.decode_qwen_blocks(model, qwen_prompt(), 16, 8, MASK)
+    assert torch.equal(decoded["ours"], decoded["theirs"]) and not torch.equal(decoded["ours"], decoded["plain"])
+    ours, theirs = (datasets(tmp_path / f"{way}.h5")[0] for way in ("ours", "theirs"))
+    rows = ours["/steps/kind"] == 1
+    np.testing.assert_allclose(ours["/prediction/confidence"][rows], theirs["/prediction/confidence"][rows], rtol=1e-4)
+
+
+def decode_with_hidden(model, prompt, gen_length, hidden, mask):
+    """One block of 8 at a time; denoising passes don't see the keys at `hidden`."""
+    from transformers import DynamicCache
+
+    ids, cache, logits = prompt, DynamicCache(config=model.config), []
+    with torch.no_grad():
+        model(prompt, past_key_values=cache, attention_mask=torch.zeros(1, 1, prompt.shape[1], prompt.shape[1]))
+        for _ in range(gen_length // 8):
+            block, keys = torch.full((1, 8), mask), ids.shape[1] + 8
+            seen = torch.zeros(1, 1, 8, keys)
+            seen[..., [p for p in hidden if p < keys]] = -math.inf
+            for _ in range(4):
+                logits.append(model(block, past_key_values=cache, attention_mask=seen).logits)
+                cache.crop(-8)
+                block = models.fill(block, logits[-1], mask, 2)
+            model(block, past_key_values=cache, attention_mask=torch.zeros(1, 1, 8, keys))
+            ids = torch.cat([ids, block], 1)
+    return ids, torch.cat(logits)
+
+
+def test_hidden_keys_are_masked_keys(tmp_path):
+    model, prompt, hidden = models.qwen3(), qwen_prompt()[:1], [0, 3, 4, 17, 26, 39]
+    theirs, wanted = decode_with_hidden(model, prompt, 24, hidden, MASK)
+    plain, other = decode_with_hidden(model, prompt, 24, [], MASK)
+    with blockscope.record(model, tmp_path / "run.h5", block_length=8, mask_token_id=MASK, attention="replace",
+                           level="trajectory",
+                           interventions=["hide_keys,positions=0+3-4",
+                                          {"what": "hide_keys", "positions": [17, 26, 39]}]):
+        ours, found = decode_with_hidden(model, prompt, 24, [], MASK)
+    assert torch.equal(ours, theirs) and not torch.equal(ours, plain)
+    assert (found - wanted).abs().max() < 1e-4 < (wanted - other).abs().max()
+
+
+def test_a_mask_of_the_loop_stays(tmp_path):
+    """Keys that the loop hides from the heads and keys that the intervention hides."""
+    model, prompt = models.qwen3(), qwen_prompt()[:1]
+    _, wanted = decode_with_hidden(model, prompt, 16, [1, 2, 5, 9, 30], MASK)
+    with blockscope.record(model, tmp_path / "run.h5", block_length=8, mask_token_id=MASK, attention="replace",
+                           level="full", interventions="hide_keys,positions=2+5+30"):
+        _, found = decode_with_hidden(model, prompt, 16, [1, 5, 9], MASK)
+    assert (found - wanted).abs().max() < 1e-4
+
+
+# --- against the runtime ----------------------------------------------------------------------------------------------
+
+
+MANY = ["scale,by=0.5,layers=1,heads=0+2", "hide_keys,region=first,layers=2,steps=2-3",
+        "drop_head,mean,layers=3,heads=5", "freeze_external,from=2,layers=4,heads=1-3", "noise,by=0.25,seed=7,layers=0,heads=1+4",
+        "hide_keys,top=2,layers=2+5,heads=0-3", "drop_internal,layers=5,heads=4,blocks=3", "hide_keys,sinks=2,layers=3"]
+
+
+@pytest.mark.parametrize("name, decode, cache", [
+    ("needle", models.decode_blocks, "commit"), ("needle-bidirectional", models.decode_canvas, "none"),
+    ("needle-bidirectional", models.decode_prefix_cache, "prefix"),
+    ("needle-bidirectional", models.decode_dual_cache, "dual")])
+@pytest.mark.parametrize("given", [MANY, ["drop_external,layers=1,heads=0-2"], ["hide_keys,top=3"]])
+def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache, given):
+    from transformers import AutoTokenizer
+
+    model, mine, theirs = models.PlainModel(name), tmp_path / "mine.h5", tmp_path / "theirs.h5"
+    with blockscope.record(model, mine, gen_length=48, interventions=given, **REPLACE,
+                           tokenizer=AutoTokenizer.from_pretrained(models.MODELS / name)) as run:
+        state = {"state": lambda start: run.step(start=start)} if cache == "dual" else {}
+        run.end_sequence(decode(model, PROMPT, 48, SIZE, **state))
+    done = subprocess.run(
+        [BINARY, "capture", models.MODELS / name, "--replay", mine, "--predictions", "all", "--dtype", "float32",
+         "--block-length", str(SIZE), "--cache", cache, "--record", "outputs", "--array-type", "f32", "-o", theirs,
+         *(word for text in given for word in ("--intervene", text))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(theirs, "a") as file:
+        marked = file["/attention/intervened"][:]  # the runtime marks changed heads
+        del file["/attention/intervened"]
+    compare_with_capture(mine, theirs)
+    ours, count = datasets(mine)
+    denoising = ours["/steps/kind"][:count] == 1
+    unknown = np.isnan(ours["/spread/entropy"][:count]).all(-1)
+    assert np.array_equal(unknown[denoising], marked[:count][denoising] == 1) and unknown[denoising].any()
+    changes = [json.loads(datasets(path)[0]["/run/json"].tobytes())["interventions"] for path in (mine, theirs)]
+    assert changes[0] == changes[1] == blockscope.open(mine).run["interventions"]
+
+
+# --- against a recording without --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, decode", [("needle", models.decode_blocks),
+                                          ("needle-bidirectional", models.decode_canvas)])
+def test_no_change_is_no_change(tmp_path, name, decode):
+    model, tokens = models.PlainModel(name), []
+    for path, given in (("plain", None), ("none", []), ("far", "hide_keys,positions=4000"), ("one", "scale,by=1"),
+                        ("never", ["drop_head,steps=900", "freeze_external,from=500"])):
+        with blockscope.record(model, tmp_path / f"{path}.h5", gen_length=32, interventions=given, **REPLACE) as run:
+            tokens.append(decode(model, SHORT, 32, SIZE))
+            run.end_sequence(tokens[-1])
+        if path != "plain":
+            equal_traces(tmp_path / "plain.h5", tmp_path / f"{path}.h5", *(EXACT_ONLY if given else ()))
+    assert all(torch.equal(tokens[0], one) for one in tokens)
+    assert "interventions" not in blockscope.open(tmp_path / "none.h5").run
+
+
+def test_only_named_heads_steps_and_blocks(tmp_path):
+    model = models.PlainModel("needle")
+    watched = Watched(model)
+    for path, given in (("plain", None), ("changed", "drop_external,layers=3,heads=1,steps=2,blocks=3")):
+        with blockscope.record(model, tmp_path / f"{path}.h5", gen_length=32, interventions=given, **REPLACE) as run:
+            run.end_sequence(models.decode_blocks(model, SHORT, 32, SIZE))
+    (plain, count), (changed, _) = (datasets(tmp_path / f"{path}.h5") for path in ("plain", "changed"))
+    hit = (changed["/steps/step"] == 2) & (changed["/steps/block"] == 3) & (changed["/steps/kind"] == 1)
+    dropped = (changed["/attention/lse_external"][:count] == -np.inf).all(-1)  # [R, L, H]
+    assert np.argwhere(dropped).tolist() == [[np.flatnonzero(hit)[0], 3, 1]]
+    row = np.flatnonzero(hit)[0]
+    others = np.delete(np.arange(6), 1)
+    for name in ("/attention/external", "/attention/internal", "/query/query"):
+        assert np.array_equal(plain[name][:row], changed[name][:row], equal_nan=True)
+        assert np.array_equal(plain[name][row, 3, others], changed[name][row, 3, others])
+    number = int(changed["/steps/pass"][row]) * 6 + 3
+    half = len(watched.calls) // 2
+    for one, other in ((number - 1, half + number - 1), (number, half + number)):
+        for head in range(6):
+            same = np.array_equal(watched.calls[one][3][0, head], watched.calls[other][3][0, head])
+            assert same == (one != number or head != 1)
+
+
+def test_frozen_pairs_and_batches(tmp_path):
+    """A batch of two, over two blocks: each sequence keeps its own pair, and each block its own."""
+    model, found = models.qwen3(), {}
+    given = ["freeze_external,from=2,layers=1,heads=3"]
+    with blockscope.record(model, tmp_path / "run.h5", block_length=8, mask_token_id=MASK, gen_length=16,
+                           array_type="f32", attention="replace", interventions=given):
+        together = models.decode_qwen_blocks(model, qwen_prompt(), 16, 8, MASK)
+    trace, count = datasets(tmp_path / "run.h5")
+    compared = 0
+    for row in np.flatnonzero(trace["/steps/kind"][:count] == 1):
+        key, step = (trace["/steps/sequence"][row], trace["/steps/block"][row]), trace["/steps/step"][row]
+        pair = [trace[f"/attention/{name}"][row, 1, 3] for name in ("external", "lse_external")]
+        if step == 2:
+            found[key] = pair
+        elif step > 2:
+            assert all(np.array_equal(one, other) for one, other in zip(pair, found[key]))
+            compared += 1
+    assert compared == 8 and len(found) == 4
+    for sequence in range(2):
+        with blockscope.record(model, tmp_path / f"{sequence}.h5", block_length=8, mask_token_id=MASK, gen_length=16,
+                               attention="replace", level="summary", interventions=given):
+            alone = models.decode_qwen_blocks(model, qwen_prompt()[sequence:sequence + 1], 16, 8, MASK)
+        assert torch.equal(alone[0], together[sequence])
+
+
+def test_noise_has_its_size_and_seed(tmp_path):
+    model, watched = models.PlainModel("needle"), []
+    for index, seed in enumerate((None, 1, 1, 2)):
+        calls = Watched(model)
+        with blockscope.record(model, tmp_path / f"{index}.h5", gen_length=16, level="summary", **{
+                **REPLACE, "interventions": seed and f"noise,by=0.5,seed={seed},layers=5,heads=2"}):
+            models.decode_blocks(model, SHORT, 16, SIZE)
+        watched.append(calls.calls[11][3][0])  # layer 5 of the first denoising pass
+    plain, one, again, other = watched
+    assert np.array_equal(one, again) and not np.array_equal(one, other)
+    error = one - plain
+    assert np.abs(np.delete(error, 2, 0)).max() == 0
+    assert 0.4 < math.sqrt((error[2] ** 2).mean() / (plain[2] ** 2).mean()) < 0.6
+
+
+def test_what_is_changed_does_not_depend_on_what_is_kept(tmp_path):
+    tokens = []
+    for path, options in (("all", {}), ("some", {"layers": [0, 3], "level": "summary"}),
+                          ("none", {"level": "trajectory"}), ("full", {"level": "full"})):
+        model = models.PlainModel("needle")
+        with blockscope.record(model, tmp_path / f"{path}.h5", gen_length=32, **{**REPLACE, **options},
+                               interventions=["drop_head,layers=5", "hide_keys,region=prompt,layers=1-2"]) as run:
+            tokens.append(models.decode_blocks(model, SHORT, 32, SIZE))
+            run.end_sequence(tokens[-1])
+    plain = models.decode_blocks(models.PlainModel("needle"), SHORT, 32, SIZE)
+    assert all(torch.equal(tokens[0], one) for one in tokens) and not torch.equal(tokens[0], plain)
+    assert "/attention/lse_external" not in datasets(tmp_path / "none.h5")[0]
+    told = subprocess.run([BINARY, "info", tmp_path / "none.h5", "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout)["run"]["interventions"] == ["drop_head,layers=5",
+                                                               "hide_keys,layers=1+2,region=prompt"]
+
+
+def test_token_by_token(tmp_path):
+    """The last layer's heads without the prefix see one key, so they get its value."""
+    recorder = models.CallRecorder("interventions")
+    model = models.qwen3("interventions")
+    with blockscope.record(model, tmp_path / "run.h5", array_type="f32", attention="replace",
+                           interventions="drop_external,layers=2,heads=0+3") as run:
+        run.end_sequence(models.decode_tokens(model, torch.tensor([[3, 14, 15, 9, 2, 6]]), 7))
+    trace, count = datasets(tmp_path / "run.h5")
+    assert count == 7
+    for row in range(1, count):
+        _, q, k, v = recorder.calls[row * 3 + 2]
+        assert np.array_equal(trace["/attention/lse_external"][row, 2] == -np.inf, np.array([[1], [0], [0], [1]], bool))
+        check_array("value", trace["/attention/internal"][row, 2][:, 0], v[0, [0, 0, 1, 1], -1].numpy(), 1e-6)
+
+
+def test_scattered_positions(tmp_path):
+    """Passes over the block and three other positions: only the block's rows change."""
+    model = loops.CanvasModel()
+    watched, prompt, extra = Watched(model), PROMPT[:21], [3, 17, 44]
+    with blockscope.record(model, tmp_path / "run.h5", block_length=8, array_type="f32", attention="replace",
+                           interventions="drop_head,layers=1,heads=2") as run:
+        run.end_sequence(loops.replaced(model, prompt, 24, 8, extra=extra))
+    trace, count = datasets(tmp_path / "run.h5")
+    scattered = 0
+    for row in range(count):
+        q, k, v, out = (x[0] for x in watched.calls[int(trace["/steps/pass"][row]) * 3 + 1])
+        start = int(trace["/steps/block_start"][row])
+        there = np.arange(45) if q.shape[1] == 45 else np.array(sorted({*extra, *range(start, start + 8)}))
+        expected, _ = am.attend(q, k, v, q.shape[-1] ** -0.5)
+        expected[2, (there >= start) & (there < start + 8)] = 0
+        check_array("result", out, expected, 3e-5)
+        scattered += q.shape[1] < 45
+    assert scattered > 3
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def record_blocks(path, model, given, **options):
+    with blockscope.record(model, path, block_length=8, mask_token_id=MASK, gen_length=16,
+                           **{"attention": "replace", "interventions": given, **options}):
+        models.decode_qwen_blocks(model, qwen_prompt()[:1], 16, 8, MASK)
+
+
+@pytest.mark.parametrize("given, words", [
+    ("drop_heads", "interventions 'drop_heads': expected drop_external, drop_internal, drop_head, hide_keys, "
+                   "freeze_external, scale or noise, got 'drop_heads'"),
+    ("drop_head,from=2", "expected layers, heads, steps, blocks or mean, got 'from'"),
+    ("drop_head,layers=9", "layers: expected 0 to 2, got 9"), ("drop_head,heads=1+4", "heads: expected 0 to 3, got 4"),
+    ("drop_head,steps=0", "steps: expected whole numbers from 1, such as 1-3.6, got '0'"),
+    ("drop_head,layers=2-1", "layers: expected whole numbers"), ("drop_head,layers=", "layers: .*, got nothing"),
+    ("drop_head,layers=1,layers=2", "expected layers once, got it twice"),
+    ("drop_head,mean=1", "mean: expected no value, got '1'"),
+    ("hide_keys", "expected one of positions, region, token, top and sinks, got none"),
+    ("hide_keys,region=first,top=2", "got region and top"), ("hide_keys,region=tail", "expected first, prompt, "),
+    ("hide_keys,top=0", "top: expected a whole number from 1, got '0'"),
+    ("hide_keys,sinks=0", "sinks: expected a number above 0, up to 1e.06, got '0'"),
+    ("hide_keys,token=96", "token: expected a token of the prompt, got 96"),
+    ("scale", "by: expected a number, got none"), ("noise,seed=1", "by: expected a number, got none"),
+    ("scale,by=x", "by: expected a number from -1e.06 to 1e.06, got 'x'"), ("scale,by=nan", "got 'nan'"),
+    ([7], "entry 0: expected a text, or an object with the member \"what\", got 7"), (7, "expected a list of texts"),
+    ([{"layers": [1]}], "with the member \"what\""),
+    ([{"what": "scale", "by": {}}], "by: expected a number, a text, true, or a list of whole numbers, got {}"),
+    ([{"what": "drop_head", "layers": []}], "entry 0: layers: expected"), ("/none/such.json", "can't be read"),
+])
+def test_wrong_texts(tmp_path, given, words):
+    with pytest.raises(blockscope.UsageError, match=words):
+        record_blocks(tmp_path / "run.h5", models.qwen3(), given)
+    assert not (tmp_path / "run.h5").exists()
+
+
+def test_files(tmp_path):
+    file = tmp_path / "changes.json"
+    file.write_text(json.dumps([{"what": "drop_head", "layers": [1], "heads": 2, "mean": True, "steps": "1-3"},
+                                "scale,by=0.5,layers=0"]))
+    record_blocks(tmp_path / "run.h5", models.qwen3(), [file, str(file), {"what": "scale", "by": np.float32(2)}])
+    texts = ["drop_head,layers=1,heads=2,steps=1+2+3,mean", "scale,layers=0,by=0.5"]
+    assert blockscope.open(tmp_path / "run.h5").run["interventions"] == [*texts, *texts, "scale,by=2"]
+    for content, words in (("{}", "expected a JSON list of interventions, got dict"), ("[]", "got an empty one"),
+                           ("[", "got no JSON"), ("[1]", "entry 0: expected a text")):
+        file.write_text(content)
+        with pytest.raises(blockscope.UsageError, match=words):
+            record_blocks(tmp_path / "a.h5", models.qwen3(), file)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"attention": "observe"}, "interventions: expected attention=\"replace\", .* HINT: record"),
+    ({"heads": [0]}, "expected a recording of all heads, got heads="), ({"batch_rows": [0]}, "got batch_rows=")])
+def test_recordings_that_cannot_change_attention(tmp_path, options, words):
+    with pytest.raises(blockscope.UsageError, match=words):
+        record_blocks(tmp_path / "run.h5", models.qwen3(), "drop_head", **options)
+
+
+def test_layers_that_cannot_be_replaced(tmp_path):
+    """Eager attention, attention that isn't seen, stated attention."""
+    with pytest.raises(blockscope.UsageError, match=r"model\.layers\.1: .*replaces: scaled_dot_product_attention"):
+        record_blocks(tmp_path / "a.h5", models.qwen3("eager"), "drop_head,layers=1")
+    record_blocks(tmp_path / "other.h5", models.qwen3(), "drop_head,layers=1", layers=[0])
+    model = models.PlainModel("needle")
+    model.layers[2].attend = lambda q, k, v, mask: (q @ k.repeat_interleave(3, 1).mT).cumsum(-1).softmax(-1) @ \
+        v.repeat_interleave(3, 1)
+    for level in ("summary", "trajectory"):
+        with pytest.raises(blockscope.UsageError, match=r"the attention of layers\.2 can't be seen"):
+            with blockscope.record(model, tmp_path / f"{level}.h5", level=level, layers=[0, 1], block_length=SIZE,
+                                   attention="replace", interventions="drop_head"):
+                models.decode_blocks(model, SHORT, 32, SIZE)
+    model = models.PlainModel("needle")
+    plain = model.layers[3].attend
+
+    def stated(q, k, v, mask):
+        run.attention(3, q, k, v, mask=mask)
+        return plain(q, k, v, mask)
+
+    model.layers[3].attend = stated
+    with pytest.raises(blockscope.UsageError, match=r"layers\.3: run\.attention: an intervention needs attention"):
+        with blockscope.record(model, tmp_path / "stated.h5", interventions="drop_head,layers=3", **REPLACE) as run:
+            models.decode_blocks(model, SHORT, 32, SIZE)
+
+
+def test_gradients_and_passes_over_some_rows(tmp_path):
+    model = models.qwen3()
+    with pytest.raises(blockscope.UsageError, match=r"interventions have no gradients. HINT: decode within torch"):
+        with blockscope.record(model, tmp_path / "a.h5", block_length=8, mask_token_id=MASK, attention="replace",
+                               interventions="drop_head"):
+            model(torch.tensor([[MASK] * 8]))
+    for loop, model in ((loops.left_out, loops.CanvasModel()), (loops.choosy, loops.ChoosyModel())):
+        with pytest.raises(blockscope.UsageError, match="an intervention changes whole blocks, and"):
+            with blockscope.record(model, tmp_path / f"{loop.__name__}.h5", block_length=8, attention="replace",
+                                   interventions="drop_head,layers=1"):
+                loop(model, PROMPT[:21], 24, 8)

@@ -84,11 +84,11 @@ def record(
         returns the merged result to the model, which is faster than the model alone. Its last bits differ, so a
         near-tie may pick another token. ``run`` in the trace says so.
     interventions: what is changed in attention while the model decodes, such as ``["drop_head,layers=3,heads=0-2"]``.
-        Texts are those of ``blockscope capture --intervene``, which ``blockscope help intervene`` lists. An entry is a
-        text, a dict such as ``{"what": "drop_head", "layers": [3]}``, or the name of a ``*.json`` file with a list. It
-        needs ``attention="replace"`` and a model that calls ``scaled_dot_product_attention`` on a CPU. Only denoising
-        passes change. A layer that can't be changed ends the recording. ``run["interventions"]`` in the trace has the
-        texts.
+        Texts are those of ``blockscope capture --intervene``, which ``blockscope help intervene`` lists, without
+        patches and ``commits``. An entry is a text, a dict such as ``{"what": "drop_head", "layers": [3]}``, or the
+        name of a ``*.json`` file with a list. It needs ``attention="replace"`` and a model that calls
+        ``scaled_dot_product_attention`` on a CPU. Only denoising passes change. A layer that can't be changed ends the
+        recording. ``run["interventions"]`` in the trace has the texts.
     force: replace an existing trace.
     """
     torch = _torch()

@@ -307,8 +307,8 @@ def _real(name: str, least: float, most: float = 1e6, *, least_is_left_out: bool
             raise ValueError
         return value
 
-    range_ = f"a number above {least:g}, up to {most:g}" if least_is_left_out else f"a number from {least:g} to {most:g}"
-    return Option(name, range_, read, None, _real_text)
+    between = f"above {least:g}, up to {most:g}" if least_is_left_out else f"from {least:g} to {most:g}"
+    return Option(name, f"a number {between}", read, None, _real_text)
 
 
 def _list(name: str, least: int) -> Option:

@@ -186,8 +186,8 @@ class RunningPass:
         if not selects_by_layer(self.given.cache) or not self.denoises:
             return
         if self.settings.interventions:
-            raise UsageError("an intervention changes whole blocks, and each layer of the loop's cache chooses the rows "
-                             "that it computes. HINT: another cache, or a recording without interventions")
+            raise UsageError("an intervention changes whole blocks, and each layer of the loop's cache chooses its "
+                             "rows. HINT: another cache, or a recording without interventions")
         if self.geometry is None or len(layers) != self.num_layers:
             raise UsageError("each layer of the loop's cache chooses the rows that it computes, which is seen where "
                              "all of them are recorded. HINT: record(..., level=\"summary\") without layers=...")

@@ -48,8 +48,8 @@ def indices(name: str, values: Iterable[int] | None, least: int) -> list[int] | 
 
 def _check_interventions(attention: str, heads: Any, batch_rows: Any) -> None:
     if attention != "replace":
-        raise UsageError(f"interventions: expected attention=\"replace\", because the recorder changes what it gives the "
-                         f"model, got \"{attention}\". HINT: record(..., attention=\"replace\")")
+        raise UsageError(f"interventions: expected attention=\"replace\", because the recorder changes what it gives "
+                         f"the model, got \"{attention}\". HINT: record(..., attention=\"replace\")")
     for name, value in (("heads", heads), ("batch_rows", batch_rows)):
         if value is not None:
             raise UsageError(f"interventions: expected a recording of all {name.replace('_', ' ')}, got {name}="
