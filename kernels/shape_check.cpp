@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -187,6 +188,29 @@ std::vector<int64_t> check_lengths(const char* op, const char* name, const at::T
     result[static_cast<size_t>(s)] = length;
   }
   return result;
+}
+
+void check_spread(const char* op, const WeightSpread& spread, const AttentionSizes& sizes,
+                  const std::vector<int64_t>& lengths, int64_t internal_keys) {
+  TORCH_CHECK(std::ssize(spread.ends) == sizes.sequences, op, ": spread.ends: expected ",
+              sizes.sequences, " sequences, got ", spread.ends.size());
+  for (size_t s = 0; s < spread.ends.size(); ++s) {
+    const std::vector<int64_t>& ends = spread.ends[s];
+    TORCH_CHECK(ends.size() == spread.ends.front().size() &&
+                    std::is_sorted(ends.begin(), ends.end()) &&
+                    (ends.empty() || (ends.front() >= 0 && ends.back() <= lengths[s])),
+                op, ": spread.ends[", s, "]: expected ", spread.ends.front().size(),
+                " ends that never fall, from 0 to ext_len ", lengths[s]);
+  }
+  const bool all = spread.places.empty();
+  TORCH_CHECK(all ? sizes.queries == internal_keys || internal_keys == 0
+                  : std::ssize(spread.places) == sizes.queries,
+              op, ": spread.places: expected ", sizes.queries, " places, got ",
+              spread.places.size());
+  for (const int64_t place : spread.places) {
+    TORCH_CHECK(place >= 0 && place < internal_keys, op, ": spread.places: expected places below ",
+                internal_keys, ", got ", place);
+  }
 }
 
 }  // namespace blockscope

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/ops.h"
+
 namespace blockscope {
 
 // Checks for the `expected` sizes; -1 accepts any size. `op` and `name` are for the message.
@@ -67,5 +69,9 @@ void check_merge_parts(const char* op, const std::vector<at::Tensor>& outputs,
 // Checks lengths [S] int64, each in [0, capacity], and returns them.
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
                                    int64_t sequences, int64_t capacity);
+
+// Checks the question of `spread`: its ends and places.
+void check_spread(const char* op, const WeightSpread& spread, const AttentionSizes& sizes,
+                  const std::vector<int64_t>& lengths, int64_t internal_keys);
 
 }  // namespace blockscope

@@ -162,29 +162,6 @@ class HeadSpread {
 
 }  // namespace
 
-void check_spread(const char* op, const WeightSpread& spread, const AttentionSizes& sizes,
-                  const std::vector<int64_t>& lengths, int64_t internal_keys) {
-  TORCH_CHECK(std::ssize(spread.ends) == sizes.sequences, op, ": spread.ends: expected ",
-              sizes.sequences, " sequences, got ", spread.ends.size());
-  for (size_t s = 0; s < spread.ends.size(); ++s) {
-    const std::vector<int64_t>& ends = spread.ends[s];
-    TORCH_CHECK(ends.size() == spread.ends.front().size() &&
-                    std::is_sorted(ends.begin(), ends.end()) &&
-                    (ends.empty() || (ends.front() >= 0 && ends.back() <= lengths[s])),
-                op, ": spread.ends[", s, "]: expected ", spread.ends.front().size(),
-                " ends that never fall, from 0 to ext_len ", lengths[s]);
-  }
-  const bool all = spread.places.empty();
-  TORCH_CHECK(all ? sizes.queries == internal_keys || internal_keys == 0
-                  : std::ssize(spread.places) == sizes.queries,
-              op, ": spread.places: expected ", sizes.queries, " places, got ",
-              spread.places.size());
-  for (const int64_t place : spread.places) {
-    TORCH_CHECK(place >= 0 && place < internal_keys, op, ": spread.places: expected places below ",
-                internal_keys, ", got ", place);
-  }
-}
-
 SpreadFiller::SpreadFiller(const TileKernels& kernels, const AttentionSizes& sizes,
                            int64_t internal_keys, WeightSpread& spread)
     : kernels_(kernels), sizes_(sizes), internal_keys_(internal_keys), spread_(spread) {

@@ -12,10 +12,6 @@
 
 namespace blockscope {
 
-/// Checks the question of `spread`.
-void check_spread(const char* op, const WeightSpread& spread, const AttentionSizes& sizes,
-                  const std::vector<int64_t>& lengths, int64_t internal_keys);
-
 /// States of the rows of one head over one chunk of keys, [T] each: see RowTile.
 struct ChunkStates {
   const float* max = nullptr;

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/weight_spread.h"
 #include "kernels/cuda/device_operators.h"
 #include "kernels/cuda/device_support.h"
 #include "kernels/shape_check.h"
