@@ -235,8 +235,9 @@ def test_a_mask_of_the_loop_stays(tmp_path):
 
 
 MANY = ["scale,by=0.5,layers=1,heads=0+2", "hide_keys,region=first,layers=2,steps=2-3",
-        "drop_head,mean,layers=3,heads=5", "freeze_external,from=2,layers=4,heads=1-3", "noise,by=0.25,seed=7,layers=0,heads=1+4",
-        "hide_keys,top=2,layers=2+5,heads=0-3", "drop_internal,layers=5,heads=4,blocks=3", "hide_keys,sinks=2,layers=3"]
+        "drop_head,mean,layers=3,heads=5", "freeze_external,from=2,layers=4,heads=1-3",
+        "noise,by=0.25,seed=7,layers=0,heads=1+4", "hide_keys,top=2,layers=2+5,heads=0-3",
+        "drop_internal,layers=5,heads=4,blocks=3", "hide_keys,sinks=2,layers=3"]
 
 
 @pytest.mark.parametrize("name, decode, cache", [
