@@ -22,7 +22,7 @@ std::string document() {
 
 TEST(TraceSchema, IsWhatTheDocumentDescribes) {
   const std::string text = document();
-  constexpr std::array<std::string_view, 5> types{"u8", "i32", "i64", "f32", "array"};
+  constexpr std::array<std::string_view, 6> types{"u8", "i32", "i64", "f32", "f16", "array"};
   constexpr std::array<std::string_view, 6> storages{"fixed",        "cell", "column",
                                                      "column_layer", "row",  "row_layer"};
   for (const DatasetSpec& spec : kDatasets) {
@@ -37,7 +37,7 @@ TEST(TraceSchema, IsWhatTheDocumentDescribes) {
 
 TEST(TraceSchema, HasNoDatasetBeyondTheTable) {
   const std::string text = document();
-  const std::regex row(R"(\n\| `(/[a-z_0-9/]+)` \| (u8|i32|i64|f32|array) \|)");
+  const std::regex row(R"(\n\| `(/[a-z_0-9/]+)` \| (u8|i32|i64|f32|f16|array) \|)");
   std::set<std::string> described;
   for (std::sregex_iterator it(text.begin(), text.end(), row), end; it != end; ++it) {
     described.insert((*it)[1]);
