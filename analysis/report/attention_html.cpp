@@ -146,7 +146,7 @@ std::string key_chips(const TraceReader& trace, const ShownQuery& query, const S
     const std::int32_t query_position =
         query.map.block_start + static_cast<std::int32_t>(query.query);
     const bool itself = inside && query.map.positions[key] == query_position;
-    html += fmt::format("<bdi class=\"w{}{}{}\" title=\"position {}, weight {}\">{}</bdi><wbr>",
+    html += fmt::format("<bdi class=\"w{}{}{}\" title=\"position {}, weight {}\">{}</bdi>",
                         shade, inside ? " inside" : "", itself ? " query" : "",
                         query.map.positions[key], report_number(double{weights[key]}),
                         escape_markup(key_text(trace, tokens.tokens[key])));
@@ -232,7 +232,7 @@ std::string attention_html(const TraceReader& trace, const BlockSteps& block,
 std::string attention_css() {
   std::string css =
       ".looked-at{line-height:1.9;font-size:13px;margin:.4rem 0}\n"
-      ".looked-at bdi{white-space:pre;padding:2px 1px}\n"
+      ".looked-at bdi{display:inline-block;white-space:pre;padding:0 1px;line-height:1.4}\n"
       ".looked-at .inside{border-bottom:2px solid var(--faint)}\n"
       ".looked-at .query{outline:2px solid var(--text)}\n";
   for (std::size_t i = 1; i < kShades; ++i) {
