@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -61,9 +62,11 @@ void in_halves(std::size_t count, std::size_t keys, const Work& work) {
   if (keys < 2 * kKeysOfOneThread || count < 2 || std::thread::hardware_concurrency() < 2) {
     return work(std::size_t{0}, count);
   }
-  std::thread other(work, std::size_t{0}, count / 2);
+  // Joins, and passes on an exception, whichever half throws.
+  std::future<void> other =
+      std::async(std::launch::async, [&work, count] { work(std::size_t{0}, count / 2); });
   work(count / 2, count);
-  other.join();
+  other.get();
 }
 
 /// scores[q * stride + n] = queries_q . keys_n, for chunks [first, second) of `rows` keys each.

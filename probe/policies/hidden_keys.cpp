@@ -33,12 +33,18 @@ std::string_view region_of(const SequencePass& pass, int64_t position, int64_t i
                                 pass.block_start + internal, pass.regions->of_token};
   const int64_t place = position - pass.block_start;
   const bool mask = place >= 0 && place < internal && pass.masked[static_cast<size_t>(place)];
-  // A named part stays what it is inside the block; `first` and `prompt` become `decided` there.
-  const std::vector<uint8_t>& parts = pass.regions->of_token;
-  const bool named =
-      position < std::ssize(parts) && parts[static_cast<size_t>(position)] > regions.places.prompt;
-  const size_t at = named ? parts[static_cast<size_t>(position)] : regions.at(position, mask);
+  const size_t at = regions.at(position, mask);
   return names.empty() ? kRegionNames.at(at) : std::string_view(names.at(at));
+}
+
+/// The name of the part of the prompt at a position, also inside the block, where its region is
+/// `decided`; empty: none.
+std::string_view part_of(const SequencePass& pass, int64_t position) {
+  const std::vector<uint8_t>& parts = pass.regions->of_token;
+  if (position >= std::ssize(parts)) return {};
+  const size_t region = parts[static_cast<size_t>(position)];
+  const bool named = region > RegionPlaces(pass.regions->names.size()).prompt;
+  return named ? std::string_view(pass.regions->names.at(region)) : std::string_view();
 }
 
 /// [N + T_in] bool, the same for all heads: by position, region or token.
@@ -56,7 +62,8 @@ at::Tensor hidden_for_all(const Intervention& given, const SequencePass& pass,
     const bool of_prompt = position < std::ssize(*pass.prompt);
     *out++ =
         std::ranges::binary_search(given.positions, position) ||
-        (!given.region.empty() && region_of(pass, position, internal) == given.region) ||
+        (!given.region.empty() && (region_of(pass, position, internal) == given.region ||
+                                   part_of(pass, position) == given.region)) ||
         (given.token && of_prompt && (*pass.prompt)[static_cast<size_t>(position)] == *given.token);
   }
   return hidden;

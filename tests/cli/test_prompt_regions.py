@@ -149,6 +149,15 @@ class PromptRegions(CheckpointCase):
             changed.append(self.recorded(what[:6], "--prompt", prompt, "--regions",
                                          self.rules([{"region": "end", "between": ["Q:", "A:"]}]), "--record", "full",
                                          "--array-type", "f32", "--intervene", f"hide_keys,{what}"))
+        # Both names of such a token hide it: its part, and what its place is.
+        decided = self.recorded("decided", "--prompt", prompt, "--regions", self.root / "regions.json", "--intervene",
+                                "hide_keys,region=decided")
+        with h5py.File(decided) as file:
+            rows = (file["/steps/kind"][()] == 1) & (file["/steps/block"][()] == 0)
+            self.assertTrue(rows.any() and (file["/attention/intervened"][()][rows] == 1).all())
+            first = file["/attention/lse_internal"][np.flatnonzero(rows)[0]]
+        with h5py.File(changed[0]) as file:  # more keys are hidden than the part's
+            self.assertTrue((first < file["/attention/lse_internal"][np.flatnonzero(rows)[0]]).any())
         with h5py.File(changed[0]) as one, h5py.File(changed[1]) as other:
             self.assertTrue((one["/attention/intervened"][()][one["/steps/kind"][()] == 1] == 1).all())
             self.assertTrue(np.array_equal(one["/attention/internal"][()], other["/attention/internal"][()],
