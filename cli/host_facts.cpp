@@ -2,7 +2,6 @@
 #include "cli/host_facts.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
@@ -10,6 +9,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+
+#include "decode_record/base/cores.h"
 
 namespace blockscope {
 namespace {
@@ -68,11 +69,7 @@ std::string environment_value(const char* name) {
 CpuFacts read_cpu_facts() {
   CpuFacts facts;
   facts.model = proc_value("/proc/cpuinfo", "model name");
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    facts.cores = static_cast<unsigned>(CPU_COUNT(&set));
-  }
+  facts.cores = available_cores();
   std::ifstream quota_file("/sys/fs/cgroup/cpu.max");
   double quota = 0;
   double period = 0;

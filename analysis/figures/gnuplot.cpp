@@ -22,6 +22,7 @@
 
 #include "analysis/figures/figure_style.h"
 #include "analysis/figures/svg.h"
+#include "decode_record/base/cores.h"
 #include "decode_record/base/error.h"
 #include "decode_record/files/scratch_folder.h"
 
@@ -315,7 +316,7 @@ std::vector<RenderedFigure> Gnuplot::render_all(
       }
     }
   };
-  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+  const std::size_t cores = available_cores();
   const std::size_t wanted = std::min(threads == 0 ? cores : threads, figures.size());
   {
     std::vector<std::jthread> others;

@@ -11,12 +11,13 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
-#include <thread>
 
 #include "analysis/math/row_products.h"
 #include "analysis/math/softmax_loops.h"
 #include "analysis/metrics/matrix_choice.h"
+#include "analysis/metrics/recorded_map.h"
 #include "analysis/pass/exact_values.h"
+#include "decode_record/base/cores.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/nan.h"
 
@@ -59,7 +60,7 @@ constexpr std::size_t kKeysOfOneThread = 2048;  // a thread takes as long to sta
 /// Calls work(begin, end) for all of `count`: at once, or in two halves with many keys.
 template <typename Work>
 void in_halves(std::size_t count, std::size_t keys, const Work& work) {
-  if (keys < 2 * kKeysOfOneThread || count < 2 || std::thread::hardware_concurrency() < 2) {
+  if (keys < 2 * kKeysOfOneThread || count < 2 || available_cores() < 2) {
     return work(std::size_t{0}, count);
   }
   // Joins, and passes on an exception, whichever half throws.
@@ -143,97 +144,6 @@ void normalise(std::span<float> row, std::size_t num_external, double scale, dou
   };
   share(external, of_external, 1.0 / (1.0 + std::exp(inside - outside)));
   share(internal, of_internal, 1.0 / (1.0 + std::exp(outside - inside)));
-}
-
-bool has_maps_alone(const TraceReader& trace) {
-  return !trace.has(Field::prefix_key) && trace.has(Field::map_weight);
-}
-
-/// The positions of the keys outside the block.
-std::vector<std::int32_t> external_positions(const TraceReader& trace, std::int64_t row) {
-  const TraceMeta& meta = trace.info().meta;
-  const StepColumns step = trace.steps(row, 1);
-  std::vector<std::int32_t> positions;
-  for (std::int32_t i = 0; i < step.context_length.at(0); ++i) {
-    const bool after = meta.bidirectional && i >= step.block_start.at(0);
-    positions.push_back(after ? i + static_cast<std::int32_t>(meta.block_length) : i);
-  }
-  return positions;
-}
-
-/// The place of a recorded layer or head among those of /map.
-std::size_t map_slot(const TraceReader& trace, const std::vector<std::int64_t>& all,
-                     std::int64_t wanted, const char* what) {
-  const auto found = std::ranges::find(all, wanted);
-  if (found == all.end()) {
-    throw TraceError(fmt::format(
-        "{}: the weights of {} {} were not recorded: expected one of {}. HINT: choose one of them, "
-        "or capture with --record full",
-        trace.info().path, what, wanted, fmt::join(all, ",")));
-  }
-  return static_cast<std::size_t>(found - all.begin());
-}
-
-/// As attention_map(), from /map.
-AttentionMap recorded_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
-                          std::size_t head, const KeysOutside& outside) {
-  const TraceMeta& meta = trace.info().meta;
-  const std::size_t slot =
-      map_slot(trace, meta.map_layers, meta.layers.at(layer), "layer") * meta.map_heads.size() +
-      map_slot(trace, meta.map_heads, meta.heads.at(head), "head");
-  const auto positions = static_cast<std::size_t>(meta.map_positions);
-  const std::vector<float> all =
-      trace.read_floats_at(Field::map_weight, row, TraceReader::kAllLayersOfRow);
-  AttentionMap map;
-  map.num_queries = static_cast<std::size_t>(meta.block_length);
-  const auto weights =
-      std::span(all).subspan(slot * map.num_queries * positions, map.num_queries * positions);
-  if (std::ranges::any_of(weights, [](float x) { return x < 0.0F || x > 1.0F; })) {
-    throw CorruptTrace(fmt::format(
-        "{}:/map/weight: row {}: expected weights in [0, 1], got others. HINT: the file "
-        "is damaged",
-        trace.info().path, row));
-  }
-  if (std::ranges::all_of(weights, [](float x) { return std::isnan(x); })) {
-    throw TraceError(fmt::format(
-        "{}: row {} has no recorded weights. HINT: choose a step that --record-maps named",
-        trace.info().path, row));
-  }
-  map.positions = outside.positions;
-  map.num_external = outside.positions.size();
-  map.block_start = trace.steps(row, 1).block_start.at(0);
-  const auto at = [&](std::size_t query, std::int32_t position) {
-    return weights[query * positions + static_cast<std::size_t>(position)];
-  };
-  for (std::size_t i = 0; i < map.num_queries; ++i) {
-    const auto position = map.block_start + static_cast<std::int32_t>(i);
-    bool there = false;
-    for (std::size_t q = 0; q < map.num_queries && std::cmp_less(position, positions); ++q) {
-      there = there || !std::isnan(at(q, position));
-    }
-    if (there) map.positions.push_back(position);
-  }
-  if (std::ranges::any_of(map.positions, [&](std::int32_t p) {
-        return p < 0 || std::cmp_greater_equal(p, positions);
-      })) {
-    throw CorruptTrace(fmt::format(
-        "{}:/map/weight: row {}: expected keys in {} positions, got others. HINT: the file is "
-        "damaged",
-        trace.info().path, row, positions));
-  }
-  const auto lses = [&](Field field) {
-    const auto floats = trace.read_floats_at(field, row, static_cast<std::int64_t>(layer));
-    const auto of_head = std::span(floats).subspan(head * map.num_queries, map.num_queries);
-    return std::vector<double>(of_head.begin(), of_head.end());
-  };
-  map.lse_external = lses(Field::attention_lse_external);
-  map.lse_internal = lses(Field::attention_lse_internal);
-  for (std::size_t q = 0; q < map.num_queries; ++q) {
-    for (const std::int32_t position : map.positions) map.weights.push_back(at(q, position));
-    if (map.positions.empty() || !std::isnan(map.weights.back())) continue;
-    map.lse_external[q] = map.lse_internal[q] = kNaN;
-  }
-  return map;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "analysis/math/running_mean.h"
 #include "analysis/metrics/block_decisions.h"
 #include "analysis/metrics/decoding.h"
+#include "analysis/metrics/left_out.h"
 #include "analysis/pass/exact_values.h"
 
 namespace blockscope {

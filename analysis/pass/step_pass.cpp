@@ -13,6 +13,7 @@
 #include "analysis/pass/step_reader.h"
 #include "analysis/pass/step_values.h"
 #include "analysis/pass/task_view.h"
+#include "decode_record/base/cores.h"
 #include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
@@ -319,9 +320,7 @@ std::vector<MetricResult> run_pass(const TraceGroup& traces, const Metrics& metr
   Progress progress(options, count_recorded(blocks));
   BufferPool pool;
   LateReader late(pool);
-  const std::size_t threads = options.threads != 0
-                                  ? options.threads
-                                  : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
+  const std::size_t threads = options.threads != 0 ? options.threads : available_cores();
   LayerQueue queue(shape.layers.size(), threads, std::min(options.memory_bytes / 2, kQueueBytes),
                    [&](const StepTask& task) {
                      late.read(*task.now);
