@@ -2,6 +2,8 @@
 // (cmake/instruction_sets.cmake). Everything is in an unnamed namespace.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/simd/statistics_kernels.h"
 #include "kernels/simd/stores_impl.h"
 
@@ -14,24 +16,42 @@ using Doubles = double __attribute__((vector_size(kHalfLanes * 8)));
 
 inline Vec magnitude(Vec v) { return bits<Vec>(bits<VecI>(v) & (VecI{} + 0x7fffffff)); }
 
+inline Doubles widened(HalfVec v) {
+#ifdef __AVX512F__
+  return bits<Doubles>(
+      _mm512_maskz_cvtps_pd(0xff, bits<__m256>(v)));  // GCC 12 would use two narrow ones
+#else
+  return __builtin_convertvector(v, Doubles);
+#endif
+}
 inline Doubles widened(const float* p) {
   HalfVec v;
   std::memcpy(&v, p, sizeof v);
-  return __builtin_convertvector(v, Doubles);
+  return widened(v);
 }
+
+using TwoDoubles = double __attribute__((vector_size(16)));
+using FourDoubles = double __attribute__((vector_size(32)));
 
 // Adds halves to each other, because a chain of single additions would take longer than the
 // products of a row.
 template <class V>
-inline double total(V v) {
-  constexpr size_t kCount = sizeof v / sizeof v[0];
-  double part[kCount];
-  for (size_t i = 0; i < kCount; ++i) part[i] = static_cast<double>(v[i]);
-  for (size_t half = kCount / 2; half > 0; half /= 2) {
-    for (size_t i = 0; i < half; ++i) part[i] += part[i + half];
+inline double total_of(V v) {
+  if constexpr (sizeof v == sizeof(TwoDoubles)) {
+    return v[0] + v[1];
+  } else {
+    std::conditional_t<sizeof v == 2 * sizeof(FourDoubles), FourDoubles, TwoDoubles> halves[2];
+    std::memcpy(halves, &v, sizeof v);
+    return total_of(halves[0] + halves[1]);
   }
-  return part[0];
 }
+// The sums of two floats each.
+inline Doubles pairs_of(Vec v) {
+  HalfVec halves[2];
+  std::memcpy(halves, &v, sizeof v);
+  return widened(halves[0]) + widened(halves[1]);
+}
+inline double total(Vec v) { return total_of(pairs_of(v)); }
 
 double cosine(const float* a, const float* b, int64_t dim) {
   Doubles dot{};
@@ -45,7 +65,7 @@ double cosine(const float* a, const float* b, int64_t dim) {
     norm_a += x * x;
     norm_b += y * y;
   }
-  double sums[3] = {total(dot), total(norm_a), total(norm_b)};
+  double sums[3] = {total_of(dot), total_of(norm_a), total_of(norm_b)};
   for (; d < dim; ++d) {
     const auto x = static_cast<double>(a[d]);
     const auto y = static_cast<double>(b[d]);
@@ -59,7 +79,7 @@ double cosine(const float* a, const float* b, int64_t dim) {
 }
 
 ErrorSums merge_errors(const MergeRows& merge, int64_t num_rows, int64_t dim) {
-  ErrorSums sums;
+  Doubles all[4] = {};  // of all rows
   for (int64_t r = 0; r < num_rows; ++r) {
     const float share = merge.external_weight[r];
     const float source_share = merge.source_weight[r];
@@ -82,11 +102,16 @@ ErrorSums merge_errors(const MergeRows& merge, int64_t num_rows, int64_t dim) {
       reference += ref * ref;
       dot += ref * got;
     }
-    sums.squared += total(squared);
-    sums.absolute += total(absolute);
-    sums.reference += total(reference);
-    sums.dot += total(dot);
+    all[0] += pairs_of(squared);
+    all[1] += pairs_of(absolute);
+    all[2] += pairs_of(reference);
+    all[3] += pairs_of(dot);
   }
+  ErrorSums sums;
+  sums.squared = total_of(all[0]);
+  sums.absolute = total_of(all[1]);
+  sums.reference = total_of(all[2]);
+  sums.dot = total_of(all[3]);
   return sums;
 }
 
