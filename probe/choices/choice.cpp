@@ -81,30 +81,6 @@ std::string list_of(const std::vector<std::string>& names) {
   return text;
 }
 
-ChoiceText split_choice(std::string_view text) {
-  ChoiceText result;
-  std::size_t begin = 0;
-  for (bool first = true; begin <= text.size(); first = false) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string part(text.substr(begin, end - begin));
-    begin = end + 1;
-    if (part.empty()) throw UsageError("expected a name, then options such as k=16, got nothing");
-    if (first) {
-      result.name = part;
-      continue;
-    }
-    const std::size_t equals = part.find('=');
-    const std::string name = part.substr(0, equals);
-    if (std::ranges::any_of(result.options, [&](const auto& o) { return o.first == name; })) {
-      throw UsageError(fmt::format("expected {} once, got it twice", name));
-    }
-    std::optional<std::string> value;
-    if (equals != std::string::npos) value = part.substr(equals + 1);
-    result.options.emplace_back(name, std::move(value));
-  }
-  return result;
-}
-
 std::vector<std::string> split_choices(std::string_view text,
                                        const std::vector<std::string>& names) {
   std::vector<std::string> choices;
@@ -125,15 +101,33 @@ void refuse_choice(std::string_view kind, std::string_view text, const std::stri
   throw UsageError(fmt::format("{} '{}': {}", kind, text, what));
 }
 
-namespace choice_detail {
-
-ChoiceText split(std::string_view kind, std::string_view text) {
-  try {
-    return split_choice(text);
-  } catch (const UsageError& error) {
-    refuse_choice(kind, text, error.what());
+ChoiceText split_choice(std::string_view kind, std::string_view text) {
+  ChoiceText result;
+  std::size_t begin = 0;
+  for (bool first = true; begin <= text.size(); first = false) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string part(text.substr(begin, end - begin));
+    begin = end + 1;
+    if (part.empty()) {
+      refuse_choice(kind, text, "expected a name, then options such as k=16, got nothing");
+    }
+    if (first) {
+      result.name = part;
+      continue;
+    }
+    const std::size_t equals = part.find('=');
+    const std::string name = part.substr(0, equals);
+    if (std::ranges::any_of(result.options, [&](const auto& o) { return o.first == name; })) {
+      refuse_choice(kind, text, fmt::format("expected {} once, got it twice", name));
+    }
+    std::optional<std::string> value;
+    if (equals != std::string::npos) value = part.substr(equals + 1);
+    result.options.emplace_back(name, std::move(value));
   }
+  return result;
 }
+
+namespace choice_detail {
 
 void set_option(std::string_view kind, std::string_view text, const OptionFacts& option,
                 const std::optional<std::string>& value,

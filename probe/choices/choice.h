@@ -203,12 +203,12 @@ ChoiceOption<Settings> with_default(ChoiceOption<Settings> option, std::string i
 std::string list_of(const std::vector<std::string>& names);
 
 /// A choice's text, split at its commas: a name, then pairs (option, value). A switch has no value.
-/// split_choice() throws UsageError for an empty part and for an option that is named twice.
 struct ChoiceText {
   std::string name;
   std::vector<std::pair<std::string, std::optional<std::string>>> options;
 };
-ChoiceText split_choice(std::string_view text);
+/// Throws UsageError for an empty part and for an option that is named twice. `kind`: "policy".
+ChoiceText split_choice(std::string_view kind, std::string_view text);
 
 /// Splits a list of choices in one text, "none,d2cache,current_k=8,dual". Every part that is one of
 /// `names` begins a new choice.
@@ -220,8 +220,6 @@ std::vector<std::string> split_choices(std::string_view text,
                                 const std::string& what);
 
 namespace choice_detail {
-/// split_choice() with complete error messages.
-ChoiceText split(std::string_view kind, std::string_view text);
 void set_option(std::string_view kind, std::string_view text, const OptionFacts& option,
                 const std::optional<std::string>& value,
                 const std::function<void(const std::string&)>& set);
@@ -247,12 +245,11 @@ const auto& entry_named(std::string_view kind, const Table& table, const std::st
   refuse_choice(kind, text, "expected " + list_of(names_of(table)) + ", got '" + name + "'");
 }
 
-/// Reads the options in `text` into the settings; the entry's other options get their defaults.
-/// Returns the entry.
+/// Reads the options in `parts` into the settings; the entry's other options get their defaults.
+/// Returns the entry. Messages name the choice by `text`.
 template <typename Settings, typename Table>
-const auto& read_choice(std::string_view kind, const Table& table, std::string_view text,
-                        Settings& settings) {
-  const ChoiceText parts = choice_detail::split(kind, text);
+const auto& read_choice(std::string_view kind, const Table& table, const ChoiceText& parts,
+                        std::string_view text, Settings& settings) {
   const auto& entry = entry_named(kind, table, parts.name, text);
   for (const auto& option : entry.options) {
     if (!option.initial.empty()) option.set(settings, option.initial);
@@ -271,6 +268,11 @@ const auto& read_choice(std::string_view kind, const Table& table, std::string_v
                               [&](const std::string& t) { found->set(settings, t); });
   }
   return entry;
+}
+template <typename Settings, typename Table>
+const auto& read_choice(std::string_view kind, const Table& table, std::string_view text,
+                        Settings& settings) {
+  return read_choice(kind, table, split_choice(kind, text), text, settings);
 }
 
 /// The shortest text that gives these settings. Outputs name the choice by it.

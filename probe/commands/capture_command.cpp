@@ -339,6 +339,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   const auto& draft = models.draft;
   const DecodeOptions decode = options_of(command, flags, models);
   check_policy_fits(policy_options, policy_site(decode), "--policy");
+  note_shared_keys(policy_options, model);
   const ChosenPolicy policy = choose_policy(policy_options, policy_model(model));
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;

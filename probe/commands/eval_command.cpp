@@ -143,6 +143,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   check_gen_length(flags.decoding.gen_length, decode);
   const PolicyOptions chosen = read_policy(flags.policy, flags.interventions);
   check_regions(chosen.interventions, {});
+  if (command != nullptr) note_shared_keys(chosen, model);
   const ChosenPolicy policy = choose_policy(chosen, policy_model(model));
   EvalReport report;
   report.model = model_flags.model;

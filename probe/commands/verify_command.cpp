@@ -69,8 +69,8 @@ PolicyOptions policy_of(std::string text, const std::vector<std::string>& interv
 
 /// Refuses options of policies: a drafted run has no policy.
 void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
-  for (const char* option : {"--policy", "--intervene", "--regions", "--against", "--sweep", "--also", "--taus",
-                             "--gammas", "--csv", "--figures"}) {
+  for (const char* option : {"--policy", "--intervene", "--regions", "--against", "--sweep",
+                             "--also", "--taus", "--gammas", "--csv", "--figures"}) {
     refuse_idle_beside(command, option, "--draft");
   }
   check_draft_flags(command);
@@ -181,6 +181,7 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   const DecodeOptions decode = decode_options(flags.decoding, model);
   check_policy_fits(flags.setting.policy, policy_site(decode), "--policy");
   check_policy_fits(flags.reference, policy_site(decode), "--against");
+  note_shared_keys(flags.setting.policy, model);
   if (decode.autoregressive()) {
     throw UsageError(fmt::format(
         "verify: {}: expected a block-diffusion model, got an autoregressive one: it has no masked "

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "probe/choices/choice.h"
@@ -56,6 +57,8 @@ struct InterventionSite {
                                     // external ones first; undefined: none
 };
 
+constexpr std::string_view kInterveneKind = "intervene";
+
 struct InterventionEntry : Choice<Intervention> {
   /// Changes the parts of sequence `s` in the heads [N] int64. False: nothing is different.
   std::function<bool(const Intervention&, InterventionSite&, int64_t s, const at::Tensor& heads)>
@@ -67,6 +70,8 @@ struct InterventionEntry : Choice<Intervention> {
   std::vector<Field> needs = {};
   /// Called for every denoising pass of a chosen layer, also at other steps and blocks.
   std::function<void(const Intervention&, InterventionSite&, int64_t s)> watch = nullptr;
+  /// It takes keys and values from some query heads, perhaps not from all that share them.
+  bool about_keys = false;
   /// It computes attention again, so it comes before interventions that change the result.
   bool comes_first = false;
   /// Throws UsageError("expected ...") for options that contradict each other or are missing.
@@ -85,6 +90,10 @@ bool names_region(const std::vector<Intervention>& interventions);
 void check_regions(const std::vector<Intervention>& interventions, const PromptRegions& regions);
 /// The shortest text that gives this intervention.
 std::string intervention_text(const Intervention& intervention);
+
+/// Says which of the chosen heads share keys and values with heads that keep them; empty: none do.
+std::string shared_keys_text(const Intervention& intervention, int64_t num_heads,
+                             int64_t num_kv_heads);
 
 /// Applies the interventions to what `inner` returns in denoising passes: those that come first,
 /// then the others in their order. Commit passes stay as they are, unless an intervention includes

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -17,7 +16,6 @@
 namespace blockscope {
 namespace {
 
-constexpr std::string_view kInterveneKind = "intervene";
 constexpr double kNoKeys = -std::numeric_limits<double>::infinity();
 
 /// A list of indices: "0-3+7". Commas separate options.
@@ -99,6 +97,7 @@ InterventionEntry drop_external_entry() {
                                       "drop_external,layers=3,heads=0-2"});
   entry.apply = [](const Intervention&, InterventionSite& site, int64_t s,
                    const at::Tensor& heads) { return drop_external(site, s, heads); };
+  entry.about_keys = true;
   return entry;
 }
 
@@ -110,6 +109,7 @@ InterventionEntry drop_internal_entry() {
     drop_internal(site, s, heads);
     return true;
   };
+  entry.about_keys = true;
   return entry;
 }
 
@@ -260,6 +260,7 @@ InterventionEntry hide_keys_entry() {
                     chosen == 0 ? "none" : "several"));
   };
   entry.apply = hide_keys;
+  entry.about_keys = true;
   entry.comes_first = true;
   return entry;
 }
@@ -348,65 +349,6 @@ InterventionEntry patch_hidden_entry() {
   return entry;
 }
 
-/// One option of an object in a file as the text of a choice.
-std::string option_of(const std::string& path, const std::string& name,
-                      const nlohmann::json& value) {
-  const auto number = [](const nlohmann::json& x) {
-    return x.is_number_float() ? real_text(x.get<double>()) : x.dump();
-  };
-  if (value.is_boolean()) return value.get<bool>() ? "," + name : "";
-  if (value.is_number()) return "," + name + "=" + number(value);
-  if (value.is_string()) return "," + name + "=" + value.get<std::string>();
-  if (value.is_array() && std::all_of(value.begin(), value.end(),
-                                      [](const auto& x) { return x.is_number_integer(); })) {
-    std::string list;
-    for (const nlohmann::json& x : value) list += (list.empty() ? "" : "+") + x.dump();
-    if (!list.empty()) return "," + name + "=" + list;
-  }
-  throw UsageError(fmt::format(
-      "{}: {}: expected a number, a text, true, or a list of whole numbers, got {}", path, name,
-      value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
-}
-
-std::vector<std::string> texts_of_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw UsageError(
-        fmt::format("--intervene: {}: can't be read. HINT: a file, or a text such as "
-                    "drop_head,layers=3,heads=0-2",
-                    path));
-  }
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
-  const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
-  if (!list.is_array() || list.empty()) {
-    throw UsageError(fmt::format(
-        "{}: expected a JSON list of interventions, got {}. HINT: [{{\"what\": \"drop_head\", "
-        "\"layers\": [3]}}]",
-        path,
-        list.is_discarded() ? "no JSON"
-        : list.is_array()   ? "an empty one"
-                            : list.type_name()));
-  }
-  std::vector<std::string> texts;
-  for (const nlohmann::json& one : list) {
-    if (one.is_string()) {
-      texts.push_back(one.get<std::string>());
-      continue;
-    }
-    if (!one.is_object() || !one.contains("what") || !one.at("what").is_string()) {
-      throw UsageError(
-          fmt::format("{}: entry {}: expected a text, or an object with the member \"what\"", path,
-                      texts.size()));
-    }
-    std::string choice = one.at("what").get<std::string>();
-    for (const auto& [name, value] : one.items()) {
-      if (name != "what") choice += option_of(path, name, value);
-    }
-    texts.push_back(std::move(choice));
-  }
-  return texts;
-}
-
 }  // namespace
 
 const std::vector<InterventionEntry>& intervention_table() {
@@ -437,24 +379,23 @@ const InterventionEntry& intervention_entry(const Intervention& intervention) {
   return entry_named(kInterveneKind, intervention_table(), intervention.what, intervention.what);
 }
 
-std::vector<Intervention> read_interventions(const std::vector<std::string>& texts) {
-  std::vector<Intervention> all;
-  for (const std::string& given : texts) {
-    const std::vector<std::string> choices =
-        given.ends_with(".json") ? texts_of_file(given) : std::vector<std::string>{given};
-    for (const std::string& text : choices) {
-      Intervention one;
-      const InterventionEntry& entry = read_choice(kInterveneKind, intervention_table(), text, one);
-      one.what = entry.name;
-      try {
-        entry.check(one);
-      } catch (const UsageError& error) {
-        refuse_choice(kInterveneKind, text, error.what());
-      }
-      all.push_back(std::move(one));
+std::string shared_keys_text(const Intervention& intervention, int64_t num_heads,
+                             int64_t num_kv_heads) {
+  if (!intervention_entry(intervention).about_keys || intervention.heads.empty()) return "";
+  const int64_t group = num_heads / num_kv_heads;
+  std::vector<std::string> shared;
+  for (int64_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
+    std::vector<int64_t> changed, others;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      (std::ranges::binary_search(intervention.heads, head) ? changed : others).push_back(head);
     }
+    if (changed.empty() || others.empty()) continue;
+    shared.push_back(fmt::format("KV head {} (changes {}, leaves {})", kv_head,
+                                 fmt::join(changed, "+"), fmt::join(others, "+")));
   }
-  return all;
+  if (shared.empty()) return "";
+  return fmt::format("--intervene {}: changes some of the heads that share keys and values: {}",
+                     intervention_text(intervention), fmt::join(shared, ", "));
 }
 
 std::string intervention_text(const Intervention& intervention) {

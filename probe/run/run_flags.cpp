@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "command_line/options.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/base/error.h"
 #include "probe/checkpoint/family_table.h"
 #include "probe/run/device_option.h"
@@ -234,6 +235,14 @@ PolicyModel policy_model(const LoadedModel& model) {
   const ModelConfig& config = model.config;
   return {config.num_layers, config.num_heads,   config.num_kv_heads,
           config.head_dim,   config.hidden_size, model.digest};
+}
+
+void note_shared_keys(const PolicyOptions& options, const LoadedModel& model) {
+  for (const Intervention& one : options.interventions) {
+    const std::string text =
+        shared_keys_text(one, model.config.num_heads, model.config.num_kv_heads);
+    if (!text.empty()) note("note: {}\n", text);
+  }
 }
 
 void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws) {

@@ -96,6 +96,8 @@ void add_intervene_option(CLI::App& app, std::vector<std::string>& texts);
 /// The run that a policy must fit, and the model that it is made for.
 PolicySite policy_site(const DecodeOptions& options);
 PolicyModel policy_model(const LoadedModel& model);
+/// Notes interventions that change some of the heads that share keys and values.
+void note_shared_keys(const PolicyOptions& options, const LoadedModel& model);
 
 /// Reads the token frequencies if the strategy names their file. Throws what read_frequencies
 /// throws.

@@ -285,6 +285,31 @@ class Interventions(CheckpointCase):
         same = patched("patch_hidden", plain, "layers=0-1")
         np.testing.assert_allclose(same["prediction/confidence"], whole["prediction/confidence"], rtol=1e-4)
 
+    def test_a_file_names_a_trace_with_a_comma(self):
+        plain = self.recorded("plain")
+        other = self.recorded("other", "--intervene", "scale,by=3,layers=0", "--replay", plain)
+        comma = shutil.copy(other, self.root / "other,1.h5")
+        file = self.root / "patch.json"
+        file.write_text(json.dumps([{"what": "patch_head", "trace": str(comma), "layers": [1], "heads": 2}]))
+        want = read(self.recorded("text", "--intervene", f"patch_head,trace={other},layers=1,heads=2", "--replay", plain))
+        found = read(self.recorded("file", "--intervene", file, "--replay", plain))
+        for name in ("attention/external", "attention/internal", "prediction/confidence"):
+            self.assertTrue(np.array_equal(found[name], want[name], equal_nan=True), name)
+
+    def test_heads_that_share_keys_are_named(self):
+        def notes(text):
+            code, _, err = capture(self.model, "--input-ids", IDS, "--gen-length", 4, "--intervene", text, "-o",
+                                   self.root / "shared.h5", "--force")
+            self.assertEqual(code, 0, err)
+            return err
+
+        for text, shared in (("hide_keys,heads=0,region=first", "KV head 0 (changes 0, leaves 1)"),
+                             ("drop_external,heads=1-2",
+                              "KV head 0 (changes 1, leaves 0), KV head 1 (changes 2, leaves 3)")):
+            self.assertIn(f"changes some of the heads that share keys and values: {shared}", notes(text))
+        for text in ("hide_keys,heads=0-1,region=first", "drop_head,heads=0", "drop_external"):
+            self.assertNotIn("share", notes(text))
+
     def test_patches_of_bidirectional_models(self):
         model = write_family(self.root / "llada-to-patch", "llada")
         size = ["--block-length", 4]
