@@ -107,7 +107,7 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
       recorder->begin_sequence(request.sequence, writer->begin_sequence(std::move(start)),
                                static_cast<int64_t>(request.prompt.size()));
     }
-    if (!model.device.is_cpu()) late.emplace(*recorder, model.device);
+    if (records_late(model.device)) late.emplace(*recorder, model.device);
   }
   DecodeObserver* const nearest = late       ? static_cast<DecodeObserver*>(&*late)
                                   : recorder ? &*recorder

@@ -1,11 +1,15 @@
 #include "probe/record/late_recorder.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
+
+#include "decode_record/base/cores.h"
+#include "kernels/ops.h"
 
 namespace blockscope {
 namespace {
@@ -18,13 +22,19 @@ PassResult with_context(const PassResult& result, const PassContext& context) {
 
 }  // namespace
 
+bool records_late(at::Device device) {
+  return !device.is_cpu() || std::cmp_less(at::get_num_threads(), available_cores());
+}
+
 LateRecorder::LateRecorder(Recorder& recorder, at::Device device)
-    : recorder_(recorder),
-      device_(device),
-      stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)),
-      ready_(device.type()),
-      counters_(recorder.counters()),
-      thread_([this] { run(); }) {}
+    : recorder_(recorder), device_(device), counters_(recorder.counters()) {
+  if (!device.is_cpu()) {
+    copies_.emplace(
+        Copies{c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device),
+               std::make_shared<PinnedPool>(), c10::Event(device.type())});
+  }
+  thread_ = std::thread([this] { run(); });
+}
 
 LateRecorder::~LateRecorder() {
   {
@@ -54,16 +64,23 @@ std::shared_ptr<const PassContext> LateRecorder::kept(const PassContext& context
   return context_;
 }
 
-void LateRecorder::copy(const std::vector<at::Tensor*>& tensors) {
-  ready_.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  ready_.block(stream_);
-  const c10::StreamGuard guard(stream_);
+void LateRecorder::take(const std::vector<at::Tensor*>& tensors) {
+  if (copies_) return copy_from_device(tensors);
+  for (const at::Tensor* tensor : tensors) {
+    if (tensor->defined()) open_.bytes += static_cast<int64_t>(tensor->nbytes());
+  }
+}
+
+void LateRecorder::copy_from_device(const std::vector<at::Tensor*>& tensors) {
+  copies_->ready.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  copies_->ready.block(copies_->stream);
+  const c10::StreamGuard guard(copies_->stream);
   for (at::Tensor* tensor : tensors) {
     if (!tensor->defined() || tensor->is_cpu()) continue;
     const at::Tensor source = std::move(*tensor);
-    *tensor = pool_->take(source.sizes(), source.scalar_type());
+    *tensor = copies_->pool->take(source.sizes(), source.scalar_type());
     tensor->copy_(source, /*non_blocking=*/true);
-    source.record_stream(stream_);  // decoding may release it before it is copied
+    source.record_stream(copies_->stream);  // decoding may release it before it is copied
     if (!open_.copied) open_.copied.emplace(device_.type());
     open_.bytes += static_cast<int64_t>(tensor->nbytes());
   }
@@ -80,7 +97,7 @@ void LateRecorder::add(Call call) {
 
 void LateRecorder::close() {
   if (open_.calls.empty()) return;
-  if (open_.copied) open_.copied->record(stream_);
+  if (open_.copied) open_.copied->record(copies_->stream);
   Piece piece = std::exchange(open_, {});
   {
     std::unique_lock lock(mutex_);
@@ -107,7 +124,12 @@ void LateRecorder::rethrow() const {
 
 void LateRecorder::run() {
   const c10::InferenceMode inference;
-  c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
+  std::optional<SerialScope> serial;  // the other cores decode
+  if (device_.is_cpu()) {
+    serial.emplace();
+  } else {
+    c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
+  }
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
@@ -146,7 +168,7 @@ void LateRecorder::on_attention(const AttentionView& view) {
   for (at::Tensor* cached : {&reads.k, &reads.v}) {
     if (cached->defined()) *cached = cached->clone();
   }
-  copy(reads.computed());
+  take(reads.computed());
   add([context = kept(view.context), reads = std::move(reads)](Recorder& recorder) {
     recorder.record(*context, reads);
   });
@@ -155,7 +177,7 @@ void LateRecorder::on_attention(const AttentionView& view) {
 void LateRecorder::on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) {
   if (!recorder_.reads_layer(context, layer)) return;
   at::Tensor host = hidden;
-  copy({&host});
+  take({&host});
   add([context = kept(context), layer, host](Recorder& recorder) {
     recorder.on_hidden(*context, layer, host);
   });
@@ -165,7 +187,7 @@ void LateRecorder::on_router(const PassContext& context, int64_t layer,
                              const RouterChoice& choice) {
   if (!recorder_.reads_router(context, layer)) return;
   RouterChoice host = choice;
-  copy({&host.expert, &host.weight});
+  take({&host.expert, &host.weight});
   add([context = kept(context), layer, host](Recorder& recorder) {
     recorder.on_router(*context, layer, host);
   });
@@ -173,7 +195,7 @@ void LateRecorder::on_router(const PassContext& context, int64_t layer,
 
 void LateRecorder::on_staleness(const PassContext& context, const Staleness& of_layers) {
   Staleness host = of_layers;
-  copy({&host.key, &host.value, &host.attention});
+  take({&host.key, &host.value, &host.attention});
   add([context = kept(context), host](Recorder& recorder) {
     recorder.on_staleness(*context, host);
   });
@@ -184,7 +206,7 @@ void LateRecorder::on_committed_keys(const CommittedKeys& keys) {
   CommittedKeys host = keys;
   host.key = keys.key.clone();
   host.value = keys.value.clone();
-  copy({&host.key, &host.value});
+  take({&host.key, &host.value});
   add([host](Recorder& recorder) { recorder.on_committed_keys(host); });
 }
 
@@ -192,7 +214,7 @@ void LateRecorder::on_logits(const PassContext& context, const std::vector<int64
                              const at::Tensor& logits) {
   if (!recorder_.reads_logits(context)) return;
   at::Tensor host = logits;
-  copy({&host});
+  take({&host});
   add([context = kept(context), slots, host](Recorder& recorder) {
     recorder.on_logits(*context, slots, host);
   });
@@ -203,7 +225,7 @@ void LateRecorder::on_masked_logits(const PassContext& context, const std::vecto
                                     const at::Tensor& logits) {
   if (!recorder_.reads_logits(context)) return;
   at::Tensor host = logits;
-  copy({&host});
+  take({&host});
   add([context = kept(context), slots, predicted, host](Recorder& recorder) {
     recorder.on_masked_logits(*context, slots, predicted, host);
   });
@@ -214,7 +236,7 @@ void LateRecorder::on_pass(const PassResult& result) {
   context_.reset();
   open_.passes = 1;
   PassResult host = with_context(result, *context);
-  for (LayerWork& work : host.work) copy({&work.chosen});
+  for (LayerWork& work : host.work) take({&work.chosen});
   add([context, host = std::move(host)](Recorder& recorder) { recorder.on_pass(host); });
   close();
 }

@@ -1,6 +1,7 @@
-// Records values of a device without making decoding wait. Every call is queued, and its tensors
-// are copied to pinned memory on a separate stream. A thread waits for the copies, then makes the
-// same calls of a Recorder in the same order. The Recorder sees only host tensors.
+// Records without making decoding wait. Every call is queued, and a thread makes the same calls of
+// a Recorder in the same order. Tensors of a device are copied to pinned memory on a separate
+// stream first, so the Recorder sees only host tensors. Host tensors are kept, because nobody
+// writes to them later.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +36,11 @@ constexpr int64_t kLatePieceBytes = int64_t{32} << 20;
 /// While this object lives, `recorder` and its writer belong to the thread. Between drain() and the
 /// next call of this observer, the caller may use them. If the thread throws, the next call and
 /// every later one throw the same exception, and nothing more is recorded.
+/// Whether a model on this device is recorded late: always on a device, and on the CPU if decoding
+/// leaves a core free. Otherwise the thread would take a core from decoding, whose other threads
+/// would wait.
+bool records_late(at::Device device);
+
 class LateRecorder final : public DecodeObserver {
  public:
   LateRecorder(Recorder& recorder, at::Device device);
@@ -50,7 +56,7 @@ class LateRecorder final : public DecodeObserver {
   Recorder::Counters counters() const;
   /// How often decoding had to wait for the recorder.
   int64_t waits() const { return waits_; }
-  int64_t pinned_bytes() const { return pool_->bytes(); }
+  int64_t pinned_bytes() const { return copies_ ? copies_->pool->bytes() : 0; }
 
   bool wants_every_prediction() const override { return recorder_.wants_every_prediction(); }
   bool wants_logits() const override { return recorder_.wants_logits(); }
@@ -83,13 +89,21 @@ class LateRecorder final : public DecodeObserver {
   struct Piece {
     std::vector<Call> calls;
     std::optional<c10::Event> copied;  // none: nothing was copied
-    int64_t bytes = 0;
-    int64_t passes = 0;  // number of passes that end in this piece
+    int64_t bytes = 0;                 // of its tensors
+    int64_t passes = 0;                // number of passes that end in this piece
   };
 
   std::shared_ptr<const PassContext> kept(const PassContext& context);
+  /// What copies from a device need.
+  struct Copies {
+    c10::Stream stream;
+    std::shared_ptr<PinnedPool> pool;
+    c10::Event ready;  // on the decoding stream: the next copies' sources have been computed
+  };
+
   /// Copies the device's tensors; host tensors stay as they are.
-  void copy(const std::vector<at::Tensor*>& tensors);
+  void take(const std::vector<at::Tensor*>& tensors);
+  void copy_from_device(const std::vector<at::Tensor*>& tensors);
   void add(Call call);
   void close();
   void rethrow() const;  // with mutex_ held
@@ -98,9 +112,7 @@ class LateRecorder final : public DecodeObserver {
 
   Recorder& recorder_;
   const at::Device device_;
-  const c10::Stream stream_;
-  const std::shared_ptr<PinnedPool> pool_ = std::make_shared<PinnedPool>();
-  c10::Event ready_;  // on the decoding stream: the next copies' sources have been computed
+  std::optional<Copies> copies_;  // none on the CPU
   Piece open_;
   std::shared_ptr<const PassContext> context_;  // context of the current pass
   std::atomic<int64_t> waits_ = 0;

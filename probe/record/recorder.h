@@ -17,7 +17,7 @@
 
 namespace blockscope {
 
-/// Reads host tensors only. For a model on a device, a LateRecorder calls it.
+/// Reads host tensors only. It is called by the decoding thread or by a LateRecorder.
 class Recorder : public DecodeObserver {
  public:
   Recorder(RecorderOptions options, TraceWriter& writer);

@@ -43,7 +43,7 @@ class CaptureLoop {
         next_pass_(resumed.next_pass),
         begin_(std::chrono::steady_clock::now()) {
     totals_.passes = -next_pass_;
-    if (!run.model.device.is_cpu()) late_.emplace(recorder_, run.model.device);
+    if (records_late(run.model.device)) late_.emplace(recorder_, run.model.device);
     for (const RunPrompt& prompt : prompts) {
       if (!is_done(prompt)) positions_due_ += positions(prompt);
     }
@@ -165,7 +165,7 @@ class CaptureLoop {
   TraceWriter& writer_;
   bool has_parts_;  // the trace names parts of prompts
   Recorder recorder_;
-  std::optional<LateRecorder> late_;  // only for a model on a device; calls the recorder
+  std::optional<LateRecorder> late_;  // if records_late(); calls the recorder
   const std::function<void(const CaptureOutcome&)>& on_outcome_;
   Progress progress_;
   int64_t next_pass_;

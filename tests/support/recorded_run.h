@@ -65,13 +65,9 @@ inline RecordedRun record_run(const BlockDiffusionModel& model, AttentionPolicy&
       traced[request.sequence] = writer.begin_sequence(std::move(start));
       recorder.begin_sequence(request.sequence, traced[request.sequence], length);
     }
-    if (model.device().is_cpu()) {
-      outcomes = decode_all(model, policy, decode, requests, &recorder);
-    } else {
-      LateRecorder late(recorder, model.device());
-      outcomes = decode_all(model, policy, decode, requests, &late);
-      late.drain();
-    }
+    LateRecorder late(recorder, model.device());
+    outcomes = decode_all(model, policy, decode, requests, &late);
+    late.drain();
     for (const DecodeOutcome& outcome : outcomes) {
       if (traced.count(outcome.sequence) == 0) continue;
       writer.end_sequence(traced[outcome.sequence], {outcome.reason, "", {}});
