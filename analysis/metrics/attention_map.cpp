@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <cmath>
+#include <functional>
 #include <future>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -57,23 +59,42 @@ InternalKeys internal_keys(const TraceReader& trace, std::int64_t row, std::size
 
 constexpr std::size_t kKeysOfOneThread = 2048;  // a thread takes as long to start as these keys
 
-/// Calls work(begin, end) for all of `count`: at once, or in two halves with many keys.
-template <typename Work>
-void in_halves(std::size_t count, std::size_t keys, const Work& work) {
-  if (keys < 2 * kKeysOfOneThread || count < 2 || available_cores() < 2) {
-    return work(std::size_t{0}, count);
+/// Two pieces of work after each other, of a count each: on one thread, or in halves on two.
+struct Phase {
+  std::size_t count = 0;
+  std::function<void(std::size_t begin, std::size_t end)> work;
+};
+
+void in_halves(const std::array<Phase, 2>& phases, std::size_t keys) {
+  if (keys < 2 * kKeysOfOneThread || available_cores() < 2) {
+    for (const Phase& phase : phases) phase.work(0, phase.count);
+    return;
   }
+  std::barrier first_done(2);
+  const auto half = [&](bool second) {
+    const auto run = [second](const Phase& phase) {
+      const std::size_t middle = phase.count / 2;
+      second ? phase.work(middle, phase.count) : phase.work(0, middle);
+    };
+    try {
+      run(phases[0]);
+    } catch (...) {
+      first_done.arrive_and_drop();  // the other half must not wait for ever
+      throw;
+    }
+    first_done.arrive_and_wait();
+    run(phases[1]);
+  };
   // Joins, and passes on an exception, whichever half throws.
-  std::future<void> other =
-      std::async(std::launch::async, [&work, count] { work(std::size_t{0}, count / 2); });
-  work(count / 2, count);
+  std::future<void> other = std::async(std::launch::async, half, false);
+  half(true);
   other.get();
 }
 
 /// scores[q * stride + n] = queries_q . keys_n, for chunks [first, second) of `rows` keys each.
-void add_scores_of(std::span<const float> queries, std::size_t rows, std::span<const float> keys,
-                   std::size_t dim, std::pair<std::size_t, std::size_t> chunks, float* scores,
-                   std::size_t stride) {
+void add_scores(std::span<const float> queries, std::size_t rows, std::span<const float> keys,
+                std::size_t dim, std::pair<std::size_t, std::size_t> chunks, float* scores,
+                std::size_t stride) {
   const std::size_t count = keys.size() / dim;
   std::vector<float> products(rows * rows);
   std::vector<float> last(rows * dim);
@@ -91,16 +112,6 @@ void add_scores_of(std::span<const float> queries, std::size_t rows, std::span<c
       std::copy_n(products.data() + q * rows, some, scores + q * stride + first);
     }
   }
-}
-
-/// scores[q * stride + n] = queries_q . keys_n.
-void add_scores(std::span<const float> queries, std::size_t rows, std::span<const float> keys,
-                std::size_t dim, float* scores, std::size_t stride) {
-  const std::size_t count = keys.size() / dim;
-  const std::size_t chunks = (count + rows - 1) / rows;
-  in_halves(chunks, count, [&](std::size_t begin, std::size_t end) {
-    add_scores_of(queries, rows, keys, dim, {begin, end}, scores, stride);
-  });
 }
 
 /// Replaces the products of one side by exp(score - largest score), and returns both.
@@ -211,11 +222,15 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
 
   const auto all = trace.read_floats_at(Field::query, row, static_cast<std::int64_t>(layer));
   const auto queries = std::span(all).subspan(head * map.num_queries * dim, map.num_queries * dim);
-  add_scores(queries, map.num_queries, outside.values, dim, map.weights.data(), keys);
-  add_scores(queries, map.num_queries, inside.values, dim, map.weights.data() + map.num_external,
-             keys);
+  const std::size_t chunks = (map.num_external + map.num_queries - 1) / map.num_queries;
+  add_scores(queries, map.num_queries, inside.values, dim, {0, 1},
+             map.weights.data() + map.num_external, keys);
+  const auto products = [&](std::size_t begin, std::size_t end) {
+    add_scores(queries, map.num_queries, outside.values, dim, {begin, end}, map.weights.data(),
+               keys);
+  };
   const bool causal = causal_in_block(meta);
-  in_halves(map.num_queries, keys, [&](std::size_t begin, std::size_t end) {
+  const auto weights_of = [&](std::size_t begin, std::size_t end) {
     for (std::size_t q = begin; q < end; ++q) {
       const auto weights = std::span(map.weights).subspan(q * keys, keys);
       if (std::isnan(queries[q * dim])) {
@@ -229,7 +244,8 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
       normalise(weights, map.num_external, meta.softmax_scale, map.lse_external[q],
                 map.lse_internal[q]);
     }
-  });
+  };
+  in_halves({Phase{chunks, products}, Phase{map.num_queries, weights_of}}, keys);
   return map;
 }
 

@@ -42,10 +42,14 @@ int run(const char* path) {
   const std::int64_t row = first_recorded_row(trace);
   KeysOutside keys;
   const double reading = least_milliseconds([&] { keys = keys_outside(trace, row, 0, 0); });
+  const double reading_block = least_milliseconds([&] {
+    (void)trace.read_floats_at(Field::query, row, 0);
+    (void)trace.read_floats_at(Field::block_key, row, 0);
+  });
   AttentionMap map;
   const double computing = least_milliseconds([&] { map = attention_map(trace, row, 0, 0, keys); });
-  fmt::print("{{\"row\": {}, \"num_keys\": {}, \"keys\": {}, \"map\": {}}}\n", row, map.num_keys(),
-             reading, computing);
+  fmt::print("{{\"row\": {}, \"num_keys\": {}, \"keys\": {}, \"block\": {}, \"map\": {}}}\n", row,
+             map.num_keys(), reading, reading_block, computing);
   return 0;
 }
 
