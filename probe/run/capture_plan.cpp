@@ -134,20 +134,25 @@ int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& de
   return bytes;
 }
 
-/// The copies of a device's passes that are not recorded yet: the full queue, and the call that
-/// waits for it. Buffer sizes are powers of two.
+/// The values of passes that are not recorded yet: the full queue, and the call that waits for it.
+/// Copies from a device are in buffers whose sizes are powers of two.
 int64_t late_memory(const RecorderOptions& recorder, const DecodeOptions& decode,
-                    const ModelConfig& config, int64_t sequences) {
+                    const LoadedModel& model, int64_t sequences) {
   const TraceMeta& meta = recorder.meta;
-  if (meta.level < RecordLevel::summary) return 0;
+  if (meta.level < RecordLevel::summary || !records_late(model.device)) return 0;
+  const ModelConfig& config = model.config;
   const int64_t rows = sequences * decode.block_length() * 4;  // of float32 at most
   const int64_t logits = rows * config.vocab_size;
   // Queries, keys, values, the policy's and the shadow's results; hidden states.
   const int64_t layer = rows * ((8 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim +
                                 config.hidden_size);
-  const int64_t pass = logits + static_cast<int64_t>(meta.layers.size()) * layer;
-  return 2 * std::min((kMostLatePasses + 1) * pass,
-                      kMostLateBytes + kLatePieceBytes + std::max(logits, layer));
+  const int64_t map = sequences * std::ssize(meta.map_heads) * decode.block_length() *
+                      meta.map_positions * 2;  // float16
+  const int64_t pass =
+      logits + static_cast<int64_t>(meta.layers.size()) * layer + std::ssize(meta.map_layers) * map;
+  const int64_t bytes = std::min((kMostLatePasses + 1) * pass,
+                                 kMostLateBytes + kLatePieceBytes + std::max(logits, layer + map));
+  return model.device.is_cpu() ? bytes : 2 * bytes;
 }
 
 /// klass's memory for a batch: a float64 distribution for each position of the block. A
@@ -373,10 +378,8 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
     kept_weights = std::max(kept_weights, std::min(weights, kMostKeptWeightBytes));
   }
   if (meta.level < RecordLevel::sets) kept_weights = 0;
-  cost.recorder_bytes = sequences * recorder_memory(recorder, decode, config) + kept_weights;
-  if (!model.device.is_cpu()) {
-    cost.recorder_bytes += late_memory(recorder, decode, config, sequences);
-  }
+  cost.recorder_bytes = sequences * recorder_memory(recorder, decode, config) + kept_weights +
+                        late_memory(recorder, decode, model, sequences);
   return cost;
 }
 
