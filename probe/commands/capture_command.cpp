@@ -19,6 +19,7 @@
 #include "decode_record/base/text.h"
 #include "decode_record/files/command_files.h"
 #include "probe/draft/draft_cost.h"
+#include "probe/run/capture_cost.h"
 #include "probe/run/capture_plan.h"
 #include "probe/run/capture_resume.h"
 #include "probe/run/capture_run.h"

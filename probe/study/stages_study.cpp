@@ -15,6 +15,7 @@
 #include "command_line/interrupt.h"
 #include "decode_record/base/error.h"
 #include "probe/policies/exact_policy.h"
+#include "probe/run/capture_cost.h"
 #include "probe/run/capture_plan.h"
 #include "probe/run/capture_run.h"
 #include "probe/run/replay_source.h"

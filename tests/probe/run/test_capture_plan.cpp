@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "decode_record/base/error.h"
+#include "probe/run/capture_cost.h"
 #include "probe/run/capture_plan.h"
 #include "tests/support/tiny_model.h"
 
