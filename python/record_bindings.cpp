@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "decode_record/base/error.h"
+#include "decode_record/base/index_set.h"
 #include "decode_record/schema/reuse_rule.h"
 #include "decode_record/schema/trace_schema.h"
 #include "decode_record/write/trace_writer.h"
@@ -55,6 +56,9 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.regions = entry<std::vector<std::string>>(from, "regions");
   meta.distance_bins = entry<std::int64_t>(from, "distance_bins");
   meta.has_set_norms = entry<bool>(from, "has_set_norms");
+  meta.map_layers = entry<std::vector<std::int64_t>>(from, "map_layers");
+  meta.map_heads = entry<std::vector<std::int64_t>>(from, "map_heads");
+  meta.map_positions = entry<std::int64_t>(from, "map_positions");
   meta.model_json = to_string(entry<nb::bytes>(from, "model_json"));
   meta.run_json = to_string(entry<nb::bytes>(from, "run_json"));
   meta.pieces = to_strings(entry<std::vector<nb::bytes>>(from, "pieces"));
@@ -302,6 +306,8 @@ void bind_record(nb::module_& module) {
   module.attr("distance_bins") = kDistanceBins;
   module.def("reuses_external", &reuses_external, nb::arg("step"), nb::arg("changed"),
              nb::arg("tau"));
+  module.def("parse_index_set", &parse_index_set, nb::arg("text"), nb::arg("flag"),
+             nb::arg("first"), nb::arg("end"));
   module.def(
       "check_trace_target",
       [](const nb::bytes& path, bool force) {

@@ -253,7 +253,8 @@ def attention_map(
     """The attention weights of one step: which keys each position of the block looks at.
 
     Same as ``blockscope analyze --matrix attention``. The weights are computed again from the queries and keys of a
-    trace of level ``full``: exact attention over all keys, under every policy.
+    trace of level ``full``, or read from a trace recorded with ``maps=`` or ``--record-maps``: exact attention over
+    all keys, under every policy.
 
     Args:
         layer: the model's index; None: the first recorded layer.

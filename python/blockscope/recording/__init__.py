@@ -48,6 +48,7 @@ def record(
     compiled: str = "keep",
     attention: str = "observe",
     interventions: Any = None,
+    maps: Any = None,
     force: bool = False,
 ) -> Recorder:
     """Records what ``model`` does within ``with blockscope.record(...) as run:`` as a trace at ``path``.
@@ -89,6 +90,11 @@ def record(
         name of a ``*.json`` file with a list. It needs ``attention="replace"`` and a model that calls
         ``scaled_dot_product_attention`` on a CPU. Only denoising passes change. A layer that can't be changed ends the
         recording. ``run["interventions"]`` in the trace has the texts.
+    maps: the attention weights themselves, as float16 in ``/map/weight``: a text of ``blockscope capture
+        --record-maps``, such as ``"layers=3,9;heads=0-3;steps=1,8"``, or a dict such as ``{"layers": [3, 9]}``. What is
+        left out is recorded whole; ``{}`` is all weights. ``positions`` is the length of the longest sequence. By
+        default it is that of the first one; a loop over blocks needs ``gen_length`` for it. Level ``trajectory`` has
+        no maps.
     force: replace an existing trace.
     """
     torch = _torch()
@@ -107,6 +113,7 @@ def record(
         model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
         batch_rows=batch_rows, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type,
-        compiled=compiled, attention=attention, interventions=read_interventions(interventions), canvas=canvas)
+        compiled=compiled, attention=attention, interventions=read_interventions(interventions), maps=maps,
+        canvas=canvas)
     return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
                     force=force)

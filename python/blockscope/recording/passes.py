@@ -16,6 +16,7 @@ from .calls import AttentionCall
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .interventions import BlockCall, Interventions
+from .layer_maps import LayerMap, layer_map
 from .settings import Settings
 from .shapes import LayerShapes, unpacked
 from .split import LayerAttention, Part, Sets, Spread, split_attention
@@ -101,7 +102,8 @@ class RunningPass:
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
             external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2),
-            self._spread(q, k, call, ranges, biases, rows, chosen))
+            self._spread(q, k, call, ranges, biases, rows, chosen),
+            self._map(q, k, call, ranges, biases, rows, chosen))
 
     def state(self, layer: int) -> None:
         """The loop is about to state this layer's attention, so earlier observations of it no longer count."""
@@ -132,7 +134,8 @@ class RunningPass:
         out, external, internal, sets = self._attend(call.q, k, v, call, ranges, biases, rows)
         self.attention[self.layer] = LayerAttention(
             external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2),
-            self._spread(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
+            self._spread(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)),
+            self._map(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
         return out
 
     def _keep_call(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
@@ -233,6 +236,15 @@ class RunningPass:
                                call.softcap, biases.external, biases.internal, rows.there)
         positions = tuple((begin + ranges.offset, end + ranges.offset) for begin, end in ranges.external)
         return Spread(*(chosen.kept(x) for x in values), positions)
+
+    def _map(self, q: torch.Tensor, k: torch.Tensor, call: AttentionCall, ranges: KeyRanges, biases: Biases,
+             rows: BlockRows, chosen: HeadChoice) -> LayerMap | None:
+        maps = self.settings.maps
+        if maps is None or self.layer not in maps.layers or not any(
+                one.recorded(self.settings) and maps.takes(one) for one in self.passes):
+            return None
+        recorded = range(q.shape[1]) if self.settings.heads is None else self.settings.heads
+        return layer_map(maps.among("heads", recorded), chosen, q, k, call, ranges, biases, rows)
 
     def _own_heads(self, call: AttentionCall, shapes: LayerShapes,
                    where: str) -> tuple[HeadChoice, torch.Tensor, torch.Tensor]:

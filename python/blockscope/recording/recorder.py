@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ class Recorder:
         self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
         self._recorded = self._recorded_layers()
         heads = config_value(model, *NUM_HEADS)
+        if settings.maps is not None:
+            if heads is not None and settings.heads is None:
+                settings.maps.among("heads", range(heads))
+            self._settings = settings = replace(settings, maps=settings.maps.within(self._recorded))
         self._interventions = Interventions(settings.interventions, self._num_layers, heads)
         shown = self._recorded if settings.at_least("summary") else []
         self._looked_at = {*shown, *self._interventions.layers}

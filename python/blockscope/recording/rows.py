@@ -3,10 +3,7 @@ thread."""
 
 from __future__ import annotations
 
-import json
 import math
-import platform
-import sys
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,18 +12,17 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
-from . import kernels
 from .batch import Batch
 from .caches import valid_of, ranges_of
-from .model import HIDDEN_SIZE, VOCAB_SIZE, vocabulary_pieces
+from .facts import meta_of
 from .full_level import StoredKeys, arrays_of
-from .heads import HeadChoice
 from .host_copies import HostCopies
+from .layer_maps import map_of_row, refuse_length
 from .passes import RunningPass
-from .settings import Settings, config_value
+from .settings import Settings
 from .shapes import LayerShape
 from .statistics import History, LayerValues, Predictions, SpareRows, gathered, spread_of
-from .steps import Change, Kind, Pass, PassInput
+from .steps import Change, Kind, Pass, PassInput, Sequence
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
@@ -67,6 +63,7 @@ class RowWriter:
         self._spare = SpareRows()
         self._bidirectional: bool | None = None
         self._stored = StoredKeys(settings)
+        self._map_heads = self._map_positions = 0
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
@@ -78,7 +75,9 @@ class RowWriter:
         bidirectional = bool(sequences[0].bidirectional)
         if self._writer is None:
             self._bidirectional = bidirectional
-            meta = self._meta(running, logits, bidirectional, shape)
+            meta = meta_of(self._settings, self._model, self._tokenizer, self._layers, running, sequences[0], logits,
+                           shape)
+            self._map_heads, self._map_positions = len(meta["map_heads"]), meta["map_positions"]
             self._writer = _core.TraceWriter(self._path, meta, self._force, QUEUE_BYTES)
         elif bidirectional != self._bidirectional:
             raise UsageError("one sequence is denoised with attention in both directions, another isn't; a trace has "
@@ -86,54 +85,11 @@ class RowWriter:
         for one, sequence in zip(running.passes, sequences):
             prompt = sequence.tokens[:sequence.prompt_length]
             length = sequence.initial_length(one)
+            if self._settings.maps is not None and len(prompt) + length > self._map_positions:
+                refuse_length(len(prompt) + length, self._map_positions)
             mask = -1 if self._settings.mask_token_id is None else self._settings.mask_token_id
             index = self._writer.begin_sequence(sequence.name.encode(), prompt, length)
             self._traced.append(TracedSequence(index, len(prompt), [mask] * length, [UNDECIDED] * length))
-
-    def _meta(self, running: RunningPass, logits: torch.Tensor | None, bidirectional: bool,
-              shape: LayerShape) -> dict[str, Any]:
-        settings, model = self._settings, self._model
-        chosen = HeadChoice.of(settings.heads, shape.heads, shape.kv_heads)
-        hidden = next((h.shape[-1] for h in running.hidden.values()), None) or config_value(model, *HIDDEN_SIZE)
-        vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
-        if not hidden or not vocab:
-            raise UsageError(f"{type(model).__name__}: neither its configuration nor its outputs tell hidden_size and "
-                             "vocab_size")
-        num_layers = running.num_layers
-        config = getattr(model, "config", None)
-        resolved = {
-            "architecture": type(model).__name__, "model_type": getattr(config, "model_type", ""),
-            "layers": num_layers, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.channels,
-            "requested": getattr(config, "_name_or_path", "") or "",
-            "compute_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-            "device": str(next(model.parameters()).device)}
-        run = {
-            "recorded_by": "blockscope.record", "version": _core.version, "torch": torch.__version__,
-            "python": platform.python_version(),
-            "transformers": getattr(sys.modules.get("transformers"), "__version__", ""),
-            "decoding": "autoregressive" if settings.autoregressive else "block_diffusion",
-            "block_length": settings.block_length, "gen_length": settings.gen_length, "policy": "exact",
-            "recorded_steps": settings.steps or [], "recorded_blocks": settings.blocks or [],
-            "batch_rows": settings.batch_rows or [],
-            "compiled": settings.compiled, "attention": settings.attention,
-            "kernels": "blockscope" if kernels.loaded() else "torch", "sources": settings.sources}
-        if settings.interventions:
-            run["interventions"] = [one.text for one in settings.interventions]
-        return {
-            "num_heads": shape.heads, "num_kv_heads": shape.kv_heads, "head_dim": shape.channels,
-            "softmax_scale": shape.scale, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
-            "mask_token_id": -1 if settings.mask_token_id is None else settings.mask_token_id,
-            "logit_shift": settings.logit_shift, "bidirectional": bidirectional,
-            "block_length": settings.block_length, "level": settings.level, "layers": self._layers,
-            "heads": settings.heads or list(range(shape.heads)),
-            "kv_heads": chosen.kv or list(range(shape.kv_heads)),
-            "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
-            "array_type": settings.array_type,
-            "regions": _core.region_names if settings.at_least("summary") else [],
-            "has_set_norms": settings.set_size > 0,
-            "distance_bins": _core.distance_bins if settings.at_least("summary") else 0,
-            "model_json": json.dumps(resolved).encode(), "run_json": json.dumps(run).encode(),
-            "pieces": vocabulary_pieces(self._tokenizer, vocab)}
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -213,7 +169,7 @@ class RowWriter:
         if one.step == 1:
             firsts[slot] = (block, now.copy() if True in one.masked else None)
         elif firsts[slot][0] == block and firsts[slot][1] is not None and firsts[slot][1].first == now.first \
-                and self._recorded(one):
+                and one.recorded(self._settings):
             masked = torch.tensor(one.masked[first:first + count], device=now.logits.device)
             kl = now.kl_from(firsts[slot][1], masked)
             row.copies.add("/prediction/kl_step1", among_block(kl, math.nan), torch.float32)
@@ -225,7 +181,7 @@ class RowWriter:
         one = row.one
         exact = not self._settings.interventions  # the runtime, too, knows no exact values with interventions
         values = history.summarise(one.step, one.changed, one.context_length, now, exact)
-        if not self._recorded(one):
+        if not one.recorded(self._settings):
             return
         values.update(spread_of(now, one, self._traced[slot].prompt_length, bool(self._bidirectional),
                                 _core.distance_bins))
@@ -239,6 +195,11 @@ class RowWriter:
             row.copies.add("/sets/key_norm", now.stacked(lambda layer: layer.sets.key_norm), torch.float32)
             row.copies.add("/sets/value_norm", now.stacked(lambda layer: layer.sets.value_norm), torch.float32)
             row.copies.add("/sets/covered", probability.double().sum(-1), torch.float32)
+        maps = self._settings.maps
+        if maps is not None and maps.takes(one):
+            of_layers = [running.attention[index].map for index in maps.layers]
+            weights = map_of_row(of_layers, slot, one, self._map_heads, self._map_positions)
+            row.copies.add("/map/weight", weights, torch.float16)
         kind = torch.float32 if self._settings.array_type == "f32" else torch.bfloat16
         if self._settings.at_least("outputs"):
             row.copies.add_layers("/attention/external", [layer.external.output[slot] for layer in layers], kind)
@@ -255,11 +216,6 @@ class RowWriter:
         row.stored = (first, count)
         for path, values in arrays.items():
             row.copies.add(path, values, torch.float32 if self._settings.array_type == "f32" else torch.bfloat16)
-
-    def _recorded(self, one: Pass) -> bool:
-        steps, blocks = self._settings.steps, self._settings.blocks
-        return one.kind is Kind.DENOISE and (steps is None or one.step in steps) and \
-            (blocks is None or one.block in blocks)
 
     # --- what was decided ---------------------------------------------------------------------------------------------
 
@@ -281,7 +237,7 @@ class RowWriter:
         one = row.one
         transfers, insertions = self._delta(row, traced)
         scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
-                   one.changed, one.masks_left, int(self._recorded(one)), row.pass_ns, *row.stored]
+                   one.changed, one.masks_left, int(one.recorded(self._settings)), row.pass_ns, *row.stored]
         computed = list(range(one.start, one.start + one.length)) if row.computed is None else row.computed
         by_layer = [(ranges_of(query), ranges_of(value)) for query, value in row.by_layer]
         block = range(one.block_start, one.block_start + self._settings.block_length)

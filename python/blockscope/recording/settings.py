@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .maps import Maps, read_maps
 
 if TYPE_CHECKING:  # pragma: no cover
     from .interventions import Intervention
@@ -75,6 +76,7 @@ class Settings:
     compiled: str
     attention: str
     interventions: tuple[Intervention, ...] = ()
+    maps: Maps | None = None
     canvas: bool = False  # a decoder denoises a canvas without masks
     sources: dict[str, str] = field(default_factory=dict)  # sources of values that were not given
 
@@ -91,7 +93,7 @@ class Settings:
            heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None,
            batch_rows: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
            bidirectional: bool | None, compiled: str, attention: str, interventions: tuple[Intervention, ...],
-           canvas: bool) -> Settings:
+           maps: Any, canvas: bool) -> Settings:
         sources = {}
         if canvas and block_length is None:
             block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
@@ -126,13 +128,15 @@ class Settings:
             _check_interventions(attention, heads, batch_rows)
         if logit_shift not in (None, 0, 1):
             raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
+        chosen = {"layers": indices("layers", layers, 0), "heads": indices("heads", heads, 0),
+                  "steps": indices("steps", steps, 1)}
+        at_summary = LEVELS.index(level) >= LEVELS.index("summary")
         return cls(
             level=level, block_length=whole("block_length", block_length or 1, 1), mask_token_id=mask_token_id,
             gen_length=None if gen_length is None else whole("gen_length", gen_length, 1),
             bidirectional=bidirectional,
             logit_shift=int(mask_token_id is None and not canvas) if logit_shift is None else logit_shift,
-            layers=indices("layers", layers, 0), heads=indices("heads", heads, 0), steps=indices("steps", steps, 1),
-            blocks=indices("blocks", blocks, 0), batch_rows=indices("batch_rows", batch_rows, 0),
+            **chosen, blocks=indices("blocks", blocks, 0), batch_rows=indices("batch_rows", batch_rows, 0),
             set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
             set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
-            interventions=interventions, canvas=canvas, sources=sources)
+            interventions=interventions, maps=read_maps(maps, at_summary, **chosen), canvas=canvas, sources=sources)

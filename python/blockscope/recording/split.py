@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import kernels, torch_operators
 from .geometry import Biases
+
+if TYPE_CHECKING:  # pragma: no cover
+    from .layer_maps import LayerMap
 
 
 @dataclass
@@ -59,6 +63,7 @@ class LayerAttention:
     key: torch.Tensor  # [S, K, B, D], of the block
     value: torch.Tensor
     spread: Spread | None = None  # None below level summary
+    map: LayerMap | None = None  # None: the weights of this layer and step aren't recorded
 
 
 def split_attention(

@@ -94,6 +94,11 @@ class Pass:
     def masks_left(self) -> int:
         return sum(self.masked)
 
+    def recorded(self, settings: Settings) -> bool:
+        """Whether the trace has its arrays."""
+        return self.kind is Kind.DENOISE and (settings.steps is None or self.step in settings.steps) and (
+            settings.blocks is None or self.block in settings.blocks)
+
 
 @dataclass
 class Change:

@@ -1,0 +1,85 @@
+"""What is fixed for a whole trace before its first row: the model's shape, and the texts that say what ran."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import UsageError
+from . import kernels
+from .heads import HeadChoice
+from .layer_maps import refuse_length
+from .model import HIDDEN_SIZE, VOCAB_SIZE, vocabulary_pieces
+from .passes import RunningPass
+from .settings import Settings, config_value
+from .shapes import LayerShape
+from .steps import Pass, Sequence
+
+
+def meta_of(settings: Settings, model: Any, tokenizer: Any, layers: list[int], running: RunningPass,
+            sequence: Sequence, logits: torch.Tensor | None, shape: LayerShape) -> dict[str, Any]:
+    """At the first denoising pass; sequence: the batch's first one. layers: the recorded ones."""
+    chosen = HeadChoice.of(settings.heads, shape.heads, shape.kv_heads)
+    hidden = next((h.shape[-1] for h in running.hidden.values()), None) or config_value(model, *HIDDEN_SIZE)
+    vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
+    if not hidden or not vocab:
+        raise UsageError(f"{type(model).__name__}: neither its configuration nor its outputs tell hidden_size and "
+                         "vocab_size")
+    num_layers = running.num_layers
+    config = getattr(model, "config", None)
+    resolved = {
+        "architecture": type(model).__name__, "model_type": getattr(config, "model_type", ""),
+        "layers": num_layers, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.channels,
+        "requested": getattr(config, "_name_or_path", "") or "",
+        "compute_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "device": str(next(model.parameters()).device)}
+    run = {
+        "recorded_by": "blockscope.record", "version": _core.version, "torch": torch.__version__,
+        "python": platform.python_version(),
+        "transformers": getattr(sys.modules.get("transformers"), "__version__", ""),
+        "decoding": "autoregressive" if settings.autoregressive else "block_diffusion",
+        "block_length": settings.block_length, "gen_length": settings.gen_length, "policy": "exact",
+        "recorded_steps": settings.steps or [], "recorded_blocks": settings.blocks or [],
+        "batch_rows": settings.batch_rows or [],
+        "compiled": settings.compiled, "attention": settings.attention,
+        "kernels": "blockscope" if kernels.loaded() else "torch", "sources": settings.sources}
+    if settings.maps is not None:
+        run["map_steps"] = settings.maps.steps or []
+    if settings.interventions:
+        run["interventions"] = [one.text for one in settings.interventions]
+    return {
+        "num_heads": shape.heads, "num_kv_heads": shape.kv_heads, "head_dim": shape.channels,
+        "softmax_scale": shape.scale, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
+        "mask_token_id": -1 if settings.mask_token_id is None else settings.mask_token_id,
+        "logit_shift": settings.logit_shift, "bidirectional": bool(sequence.bidirectional),
+        "block_length": settings.block_length, "level": settings.level, "layers": layers,
+        "heads": settings.heads or list(range(shape.heads)),
+        "kv_heads": chosen.kv or list(range(shape.kv_heads)),
+        "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
+        "array_type": settings.array_type,
+        "regions": _core.region_names if settings.at_least("summary") else [],
+        "has_set_norms": settings.set_size > 0,
+        "distance_bins": _core.distance_bins if settings.at_least("summary") else 0,
+        **_of_maps(settings, running.passes[0], sequence, shape.heads),
+        "model_json": json.dumps(resolved).encode(), "run_json": json.dumps(run).encode(),
+        "pieces": vocabulary_pieces(tokenizer, vocab)}
+
+
+def _of_maps(settings: Settings, one: Pass, sequence: Sequence, num_heads: int) -> dict[str, Any]:
+    maps = settings.maps
+    if maps is None:
+        return {"map_layers": [], "map_heads": [], "map_positions": 0}
+    whole = sequence.canvas is not None or sequence.gen_length is not None
+    if maps.positions is None and not whole:
+        raise UsageError("maps: the length of the sequence isn't known. HINT: record(..., gen_length=...), or "
+                         "maps=\"positions=...\" with the length of the longest one")
+    heads = maps.among("heads", settings.heads or range(num_heads))
+    length = sequence.prompt_length + sequence.initial_length(one)
+    if maps.positions is not None and maps.positions < length:
+        refuse_length(length, maps.positions)
+    return {"map_layers": maps.layers, "map_heads": heads, "map_positions": maps.positions or length}
