@@ -98,7 +98,7 @@ def record(
     force: replace an existing trace.
     """
     torch = _torch()
-    from .interventions import read_interventions
+    from .intervention_texts import read_interventions
     from .model import encoder_and_decoder, model_within
     from .recorder import Recorder
     from .settings import LEVELS, Settings

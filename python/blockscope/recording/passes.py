@@ -15,7 +15,8 @@ from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
 from .calls import AttentionCall
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
-from .interventions import BlockCall, Interventions
+from .intervention import BlockCall
+from .interventions import Interventions
 from .layer_maps import LayerMap, layer_map
 from .settings import Settings
 from .shapes import LayerShapes, unpacked

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from .maps import Maps, read_maps
 
 if TYPE_CHECKING:  # pragma: no cover
-    from .interventions import Intervention
+    from .intervention import Intervention
 
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 COMPILED = ("keep", "eager")
