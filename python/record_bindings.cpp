@@ -56,6 +56,7 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.regions = entry<std::vector<std::string>>(from, "regions");
   meta.distance_bins = entry<std::int64_t>(from, "distance_bins");
   meta.has_set_norms = entry<bool>(from, "has_set_norms");
+  meta.has_interventions = entry<bool>(from, "has_interventions");
   meta.map_layers = entry<std::vector<std::int64_t>>(from, "map_layers");
   meta.map_heads = entry<std::vector<std::int64_t>>(from, "map_heads");
   meta.map_positions = entry<std::int64_t>(from, "map_positions");

@@ -53,7 +53,7 @@ class Interventions:
             self._apply_to(site)
         if not changed.any():
             return out
-        attention.external, attention.internal = external, internal
+        attention.external, attention.internal, attention.intervened = external, internal, changed
         if attention.spread is not None:  # of the weights before
             unknown = changed.unsqueeze(-1)
             values = (x.masked_fill(unknown, math.nan) for x in (

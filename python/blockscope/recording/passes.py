@@ -104,7 +104,7 @@ class RunningPass:
         self.attention[self.layer] = LayerAttention(
             external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2),
             self._spread(q, k, call, ranges, biases, rows, chosen),
-            self._map(q, k, call, ranges, biases, rows, chosen))
+            map=self._map(q, k, call, ranges, biases, rows, chosen))
 
     def state(self, layer: int) -> None:
         """The loop is about to state this layer's attention, so earlier observations of it no longer count."""
@@ -136,7 +136,7 @@ class RunningPass:
         self.attention[self.layer] = LayerAttention(
             external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2),
             self._spread(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)),
-            self._map(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
+            map=self._map(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
         return out
 
     def _keep_call(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,

@@ -195,6 +195,10 @@ class RowWriter:
             row.copies.add("/sets/key_norm", now.stacked(lambda layer: layer.sets.key_norm), torch.float32)
             row.copies.add("/sets/value_norm", now.stacked(lambda layer: layer.sets.value_norm), torch.float32)
             row.copies.add("/sets/covered", probability.double().sum(-1), torch.float32)
+        if self._settings.interventions:
+            none = torch.zeros(layers[0].query.shape[:2], dtype=torch.bool)
+            changed = now.stacked(lambda layer: none if layer.intervened is None else layer.intervened)
+            row.copies.add("/attention/intervened", changed, torch.uint8)
         maps = self._settings.maps
         if maps is not None and maps.takes(one):
             of_layers = [running.attention[index].map for index in maps.layers]

@@ -63,6 +63,7 @@ class LayerAttention:
     key: torch.Tensor  # [S, K, B, D], of the block
     value: torch.Tensor
     spread: Spread | None = None  # None below level summary
+    intervened: torch.Tensor | None = None  # [S, H] bool: heads that interventions changed; None: none
     map: LayerMap | None = None  # None: the weights of this layer and step aren't recorded
 
 
