@@ -29,6 +29,7 @@ void bind_calibration(nb::module_& module);
 void bind_figures(nb::module_& module);
 void bind_report(nb::module_& module);
 void bind_record(nb::module_& module);
+void bind_regions(nb::module_& module);
 
 /// Readers are not thread-safe and share HDF5's one lock, so only one thread of the process reads
 /// at a time. The lock is recursive, because a progress function may use a trace.

@@ -99,4 +99,5 @@ NB_MODULE(_core, module) {
   python::bind_figures(module);
   python::bind_report(module);
   python::bind_record(module);
+  python::bind_regions(module);
 }

@@ -196,10 +196,11 @@ class WriterHandle {
   }
 
   std::int64_t begin_sequence(const nb::bytes& name, std::vector<std::int64_t> prompt,
-                              std::int64_t gen_length) {
+                              std::int64_t gen_length, std::vector<std::uint8_t> regions) {
     SequenceStart start;
     start.name = to_string(name);
     start.prompt = std::move(prompt);
+    start.prompt_regions = std::move(regions);
     start.gen_length = gen_length;
     return alone([&] { return writer_->begin_sequence(std::move(start)); });
   }
@@ -289,7 +290,7 @@ void bind_record(nb::module_& module) {
       .def(nb::init<const nb::bytes&, const nb::dict&, bool, std::size_t>(), nb::arg("path"),
            nb::arg("meta"), nb::arg("force"), nb::arg("queue_bytes"))
       .def("begin_sequence", &WriterHandle::begin_sequence, nb::arg("name"), nb::arg("prompt"),
-           nb::arg("gen_length"))
+           nb::arg("gen_length"), nb::arg("regions"))
       .def("end_sequence", &WriterHandle::end_sequence, nb::arg("sequence"), nb::arg("reason"),
            nb::arg("text"))
       .def("append_row", &WriterHandle::append_row, nb::arg("scalars"), nb::arg("transfers").none(),
@@ -303,7 +304,6 @@ void bind_record(nb::module_& module) {
   module.attr("reuse_taus") = nb::cast(std::vector<double>(kReuseTaus.begin(), kReuseTaus.end()));
   module.attr("region_names") =
       nb::cast(std::vector<std::string>(kRegionNames.begin(), kRegionNames.end()));
-  module.attr("first_positions") = kFirstPositions;
   module.attr("distance_bins") = kDistanceBins;
   module.def("reuses_external", &reuses_external, nb::arg("step"), nb::arg("changed"),
              nb::arg("tau"));

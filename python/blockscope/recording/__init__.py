@@ -49,6 +49,7 @@ def record(
     attention: str = "observe",
     interventions: Any = None,
     maps: Any = None,
+    regions: Any = None,
     force: bool = False,
 ) -> Recorder:
     """Records what ``model`` does within ``with blockscope.record(...) as run:`` as a trace at ``path``.
@@ -95,12 +96,18 @@ def record(
         left out is recorded whole; ``{}`` is all weights. ``positions`` is the length of the longest sequence. By
         default it is that of the first one; a loop over blocks needs ``gen_length`` for it. Level ``trajectory`` has
         no maps.
+    regions: names for parts of prompts, over which ``/spread/region`` sums and which ``hide_keys,region=`` takes: the
+        name of a JSON file, or its list, such as ``[{"region": "question", "between": ["Q:", "A:"]}]``. A rule has one
+        of ``positions`` (``"4-99"``, or numbers), ``token`` (an id), ``text`` and ``between`` (two texts). Texts need
+        ``tokenizer``. Every prompt must fit every rule. The roles of a chat are not found: the loop passes token ids,
+        which don't show the messages.
     force: replace an existing trace.
     """
     torch = _torch()
     from .intervention_texts import read_interventions
     from .model import encoder_and_decoder, model_within
     from .recorder import Recorder
+    from .regions import read_regions
     from .settings import LEVELS, Settings
 
     if level not in LEVELS:
@@ -114,6 +121,6 @@ def record(
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
         batch_rows=batch_rows, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type,
         compiled=compiled, attention=attention, interventions=read_interventions(interventions), maps=maps,
-        canvas=canvas)
+        regions=read_regions(regions, tokenizer), canvas=canvas)
     return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
                     force=force)

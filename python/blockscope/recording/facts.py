@@ -62,7 +62,7 @@ def meta_of(settings: Settings, model: Any, tokenizer: Any, layers: list[int], r
         "kv_heads": chosen.kv or list(range(shape.kv_heads)),
         "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
         "array_type": settings.array_type,
-        "regions": _core.region_names if settings.at_least("summary") else [],
+        "regions": settings.regions.names if settings.at_least("summary") else [],
         "has_set_norms": settings.set_size > 0, "has_interventions": bool(settings.interventions),
         "distance_bins": _core.distance_bins if settings.at_least("summary") else 0,
         **_of_maps(settings, running.passes[0], sequence, shape.heads),

@@ -6,20 +6,19 @@ import math
 
 import torch
 
-from .. import _core
 from ..errors import UsageError
 from .intervention import Intervention, Site
 
 
-def _region_of(site: Site, position: int) -> str:
-    place = position - site.one.block_start
-    if place >= len(site.one.masked):
-        return "after"
-    if place >= 0:
-        return "masks" if site.one.masked[place] else "decided"
-    if position < _core.first_positions:
-        return "first"
-    return "prompt" if position < len(site.sequence.prompt) else "answer"
+def _in_region(site: Site, name: str, positions: list[int]) -> list[bool]:
+    """A token in the block has two names: what its place is, and that of its part of the prompt."""
+    one, names, parts = site.one, site.regions.names, site.regions.of(site.sequence)
+    around = site.regions.around(site.sequence, one.block_start, len(one.masked))
+    wanted, first_part = names.index(name), names.index("prompt") + 1
+    masks = {one.block_start + place for place, mask in enumerate(one.masked) if mask}
+    return [around.at(position, position in masks) == wanted
+            or wanted >= first_part and position < len(parts) and parts[position] == wanted
+            for position in positions]
 
 
 def _hidden_for_all(given: Intervention, site: Site) -> torch.Tensor:
@@ -28,12 +27,13 @@ def _hidden_for_all(given: Intervention, site: Site) -> torch.Tensor:
     if token is not None and token not in prompt:
         raise UsageError(f"interventions '{given.text}': token: expected a token of the prompt, got {token}. HINT: "
                          "hide_keys,positions=... or hide_keys,region=...")
+    positions = site.positions()
+    if given["region"] is not None:
+        return torch.tensor(_in_region(site, given["region"], positions), dtype=torch.bool)
     hidden = set(given["positions"] or ())
     return torch.tensor([
-        position in hidden
-        or given["region"] is not None and _region_of(site, position) == given["region"]
-        or token is not None and position < len(prompt) and prompt[position] == token
-        for position in site.positions()], dtype=torch.bool)
+        position in hidden or token is not None and position < len(prompt) and prompt[position] == token
+        for position in positions], dtype=torch.bool)
 
 
 def _hidden_by_weight(given: Intervention, weights: torch.Tensor, external: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""An intervention: what is taken away from attention, or changed in it, while a model decodes. Its kind says what it does
-to the parts of some heads."""
+"""An intervention: what is taken away from attention, or changed in it, while a model decodes. Its kind says what it
+does to the parts of some heads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .geometry import Biases, BlockRows, KeyRanges
+from .regions import Regions
 from .split import Part
 from .steps import Pass, Sequence
 
@@ -87,6 +88,7 @@ class Site:
     internal: Part
     out: torch.Tensor  # [H, B, D], their merge in the model's type; kept up to date
     changed: torch.Tensor  # [H] bool
+    regions: Regions  # of the recording
     kept: dict[tuple[int, int], KeptPair] = field(default_factory=dict)  # of the intervention, by layer and slot
     hidden: torch.Tensor | None = None  # [H, N + B] bool, external keys first: hidden so far
 

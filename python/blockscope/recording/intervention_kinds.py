@@ -136,13 +136,13 @@ def _list(name: str, least: int) -> Option:
                   lambda values: "+".join(map(str, values)))
 
 
-def _word(name: str, words: list[str]) -> Option:
+def _word(name: str, words: list[str], or_else: str) -> Option:
     def read(text: str) -> str:
-        if text not in words:
+        if not text:
             raise ValueError
         return text
 
-    return Option(name, one_of(words), read)
+    return Option(name, one_of([*words, or_else]), read)
 
 
 def one_of(words: list[str]) -> str:
@@ -169,7 +169,8 @@ KINDS = {kind.name: kind for kind in (
     InterventionKind("drop_internal", _WHERE, (), _drop_internal),
     InterventionKind("drop_head", _WHERE, (_SWITCH_MEAN,), _drop_head),
     InterventionKind("hide_keys", _WHERE, (
-        _list("positions", 0), _word("region", list(_core.region_names)), _whole("token", 0), _whole("top", 1),
+        _list("positions", 0), _word("region", list(_core.region_names), "a part of the prompt (regions=)"),
+        _whole("token", 0), _whole("top", 1),
         _real("sinks", 0.0, least_is_left_out=True)), hide_keys, comes_first=True, check=_one_choice_of_keys),
     InterventionKind("freeze_external", _WHERE, (_whole("from", 1, 1),), _freeze_external, watch=_keep_pair),
     InterventionKind("scale", _WHERE, (_real("by", -1e6),), _scale, check=_by_is_given),

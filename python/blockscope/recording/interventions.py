@@ -8,6 +8,7 @@ import torch
 
 from ..errors import UsageError
 from .intervention import BlockCall, Intervention, KeptPair, Site
+from .regions import Regions
 from .split import LayerAttention, Part, Spread
 from .steps import Kind, Pass, Sequence
 
@@ -15,7 +16,9 @@ from .steps import Kind, Pass, Sequence
 class Interventions:
     """Those of a recording, applied to a layer's parts: those that compute anew, then the others in their order."""
 
-    def __init__(self, given: tuple[Intervention, ...], num_layers: int, num_heads: int | None) -> None:
+    def __init__(self, given: tuple[Intervention, ...], num_layers: int, num_heads: int | None,
+                 regions: Regions) -> None:
+        self._regions = regions
         self._given = sorted(given, key=lambda one: not one.kind.comes_first)
         self._kept: list[dict[tuple[int, int], KeptPair]] = [{} for _ in given]
         self._check("layers", num_layers)
@@ -49,7 +52,7 @@ class Interventions:
                 continue
             site = Site(call, layer, slot, one, sequence, *(Part(part.output[slot], part.lse[slot])
                                                             for part in (external, internal)),
-                        block[slot], changed[slot])
+                        block[slot], changed[slot], self._regions)
             self._apply_to(site)
         if not changed.any():
             return out

@@ -58,7 +58,7 @@ class Recorder:
             if heads is not None and settings.heads is None:
                 settings.maps.among("heads", range(heads))
             self._settings = settings = replace(settings, maps=settings.maps.within(self._recorded))
-        self._interventions = Interventions(settings.interventions, self._num_layers, heads)
+        self._interventions = Interventions(settings.interventions, self._num_layers, heads, settings.regions)
         shown = self._recorded if settings.at_least("summary") else []
         self._looked_at = {*shown, *self._interventions.layers}
         self._shapes = LayerShapes()

@@ -88,7 +88,8 @@ class RowWriter:
             if self._settings.maps is not None and len(prompt) + length > self._map_positions:
                 refuse_length(len(prompt) + length, self._map_positions)
             mask = -1 if self._settings.mask_token_id is None else self._settings.mask_token_id
-            index = self._writer.begin_sequence(sequence.name.encode(), prompt, length)
+            regions = self._settings.regions.of(sequence) if self._settings.at_least("summary") else b""
+            index = self._writer.begin_sequence(sequence.name.encode(), prompt, length, list(regions))
             self._traced.append(TracedSequence(index, len(prompt), [mask] * length, [UNDECIDED] * length))
 
     # --- rows ---------------------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class RowWriter:
                 if running.attention and self._settings.at_least("summary"):
                     if histories[slot].block != block:
                         histories[slot] = History(block)
-                    self._add_attention(row, slot, running, histories[slot])
+                    self._add_attention(row, slot, running, sequence, histories[slot])
             rows.append(row)
         self._waiting.append(rows)
 
@@ -174,7 +175,8 @@ class RowWriter:
             kl = now.kl_from(firsts[slot][1], masked)
             row.copies.add("/prediction/kl_step1", among_block(kl, math.nan), torch.float32)
 
-    def _add_attention(self, row: WaitingRow, slot: int, running: RunningPass, history: History) -> None:
+    def _add_attention(self, row: WaitingRow, slot: int, running: RunningPass, sequence: Sequence,
+                       history: History) -> None:
         layers = [running.attention[index] for index in self._layers]
         inputs = [running.hidden[index] for index in self._layers if index in running.hidden]
         now = LayerValues(layers, inputs if len(inputs) == len(layers) else None, slot)
@@ -183,8 +185,9 @@ class RowWriter:
         values = history.summarise(one.step, one.changed, one.context_length, now, exact)
         if not one.recorded(self._settings):
             return
-        values.update(spread_of(now, one, self._traced[slot].prompt_length, bool(self._bidirectional),
-                                _core.distance_bins))
+        regions = self._settings.regions
+        around = regions.around(sequence, one.block_start, len(one.masked))
+        values.update(spread_of(now, one, around, regions.names, bool(self._bidirectional), _core.distance_bins))
         for path, value in values.items():
             row.copies.add(path, value, torch.float32)
         if now.has_sets and exact:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .maps import Maps, read_maps
+from .regions import Regions
 
 if TYPE_CHECKING:  # pragma: no cover
     from .intervention import Intervention
@@ -57,6 +58,17 @@ def _check_interventions(attention: str, heads: Any, batch_rows: Any) -> None:
                              f"{value!r}. HINT: leave {name}= out")
 
 
+def _check_regions(regions: Regions, interventions: tuple[Intervention, ...], at_summary: bool) -> None:
+    named = [(given, given.values["region"]) for given in interventions if given.values.get("region") is not None]
+    if regions and not at_summary and not named:
+        raise UsageError("regions: does nothing without level=\"summary\" or above, or interventions=[\"hide_keys,"
+                         "region=...\"]. HINT: add that, or leave regions= out")
+    for given, name in named:
+        if name not in regions.names:
+            raise UsageError(f"interventions '{given.text}': region: expected one of {', '.join(regions.names)}, got "
+                             f"\"{name}\". HINT: regions= names parts of the prompts")
+
+
 @dataclass(frozen=True)
 class Settings:
     level: str
@@ -77,6 +89,7 @@ class Settings:
     attention: str
     interventions: tuple[Intervention, ...] = ()
     maps: Maps | None = None
+    regions: Regions = field(default_factory=Regions)
     canvas: bool = False  # a decoder denoises a canvas without masks
     sources: dict[str, str] = field(default_factory=dict)  # sources of values that were not given
 
@@ -93,7 +106,7 @@ class Settings:
            heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None,
            batch_rows: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
            bidirectional: bool | None, compiled: str, attention: str, interventions: tuple[Intervention, ...],
-           maps: Any, canvas: bool) -> Settings:
+           maps: Any, regions: Regions, canvas: bool) -> Settings:
         sources = {}
         if canvas and block_length is None:
             block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
@@ -124,13 +137,14 @@ class Settings:
             raise UsageError(f"compiled: expected {' or '.join(COMPILED)}, got {compiled!r}")
         if attention not in ATTENTION:
             raise UsageError(f"attention: expected {' or '.join(ATTENTION)}, got {attention!r}")
+        at_summary = LEVELS.index(level) >= LEVELS.index("summary")
         if interventions:
             _check_interventions(attention, heads, batch_rows)
+        _check_regions(regions, interventions, at_summary)
         if logit_shift not in (None, 0, 1):
             raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
         chosen = {"layers": indices("layers", layers, 0), "heads": indices("heads", heads, 0),
                   "steps": indices("steps", steps, 1)}
-        at_summary = LEVELS.index(level) >= LEVELS.index("summary")
         return cls(
             level=level, block_length=whole("block_length", block_length or 1, 1), mask_token_id=mask_token_id,
             gen_length=None if gen_length is None else whole("gen_length", gen_length, 1),
@@ -139,4 +153,5 @@ class Settings:
             **chosen, blocks=indices("blocks", blocks, 0), batch_rows=indices("batch_rows", batch_rows, 0),
             set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
             set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
-            interventions=interventions, maps=read_maps(maps, at_summary, **chosen), canvas=canvas, sources=sources)
+            interventions=interventions, maps=read_maps(maps, at_summary, **chosen),
+            regions=regions, canvas=canvas, sources=sources)

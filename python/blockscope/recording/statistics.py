@@ -71,26 +71,25 @@ def recall(first: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     return share.masked_fill((now[..., 0] < 0) | (first[..., 0] < 0), math.nan)
 
 
-def spread_of(now: LayerValues, one: Pass, prompt: int, bidirectional: bool, bins: int) -> dict[str, torch.Tensor]:
-    """The datasets /spread of a row, [L, H, ...]. prompt: its length. bins: powers of two on each side of the block."""
+def spread_of(now: LayerValues, one: Pass, around: _core.SequenceRegions, names: list[str], bidirectional: bool,
+              bins: int) -> dict[str, torch.Tensor]:
+    """The datasets /spread of a row, [L, H, ...]. names: of all regions. bins: powers of two on each side of the
+    block."""
     first = now.layers[0].spread
     if first is None:
         return {}
-    names, device = _core.region_names, first.internal.device
+    device = first.internal.device
     internal = now.stacked(lambda layer: layer.spread.internal)  # [L, H, B]
-    size = internal.shape[-1]
     masks = torch.tensor(one.masked, dtype=torch.bool, device=device)
     distance = internal.new_zeros(*internal.shape[:2], bins * (2 if bidirectional else 1))
     region = internal.new_zeros(*internal.shape[:2], len(names))
     region[..., names.index("masks")] = internal[..., masks].sum(-1)
     region[..., names.index("decided")] = internal[..., ~masks].sum(-1)
-    known: dict[tuple[tuple[int, int], ...], tuple[torch.Tensor, torch.Tensor]] = {}  # windows differ between layers
+    known: dict[tuple[tuple[int, int], ...], list[torch.Tensor]] = {}  # windows differ between layers
     for index, layer in enumerate(now.layers):
         positions = layer.spread.positions
         if positions not in known:
-            places = torch.cat([torch.arange(*ends) for ends in positions])
-            known[positions] = tuple(x.to(device) for x in _places_on_axes(
-                places, one.block_start, one.block_start + size, prompt, bins))
+            known[positions] = [_numbers(places).to(device) for places in around.places(list(positions), bins)]
         for values, places in zip((distance, region), known[positions]):
             values[index].index_add_(1, places, layer.spread.external[now.slot])
     unknown = internal.isnan().any(-1, keepdim=True)
@@ -101,19 +100,8 @@ def spread_of(now: LayerValues, one: Pass, prompt: int, bidirectional: bool, bin
             "/spread/region": region.masked_fill(unknown, math.nan)}
 
 
-def _places_on_axes(positions: torch.Tensor, begin: int, end: int, prompt: int,
-                    bins: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """For positions [N] outside the block [begin, end): places on the axes `distance` and `region`."""
-    names = _core.region_names
-    after = positions >= end
-    far = torch.where(after, positions - end + 1, begin - positions)
-    power = torch.frexp(far.double()).exponent.long() - 1  # floor of log2
-    power = power.clamp_max(bins - 1)  # the last bin takes what is farther than the model's positions
-    region = torch.full_like(positions, names.index("answer"))
-    region[positions < prompt] = names.index("prompt")
-    region[positions < _core.first_positions] = names.index("first")
-    region[after] = names.index("after")
-    return torch.where(after, bins + power, bins - 1 - power), region
+def _numbers(values: bytearray) -> torch.Tensor:
+    return torch.frombuffer(values, dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)
 
 
 @dataclass

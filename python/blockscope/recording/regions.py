@@ -1,0 +1,101 @@
+"""Named parts of prompts, by which a trace sums attention and interventions hide keys. The rules are the runtime's."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import UsageError
+
+if TYPE_CHECKING:  # pragma: no cover
+    from .steps import Sequence
+
+_EXAMPLE = "[{\"region\": \"question\", \"between\": [\"Q:\", \"A:\"]}]"
+
+
+class Regions:
+    """The regions of keys in a trace, and what they are in each sequence."""
+
+    def __init__(self, rules: _core.PromptParts | None = None, tokenizer: Any = None) -> None:
+        self._rules, self._tokenizer = rules, tokenizer
+        self.names: list[str] = list(_core.region_names if rules is None else rules.region_names())
+        self._pieces: list[bytes] | None = None
+        self._known: weakref.WeakKeyDictionary[Sequence, tuple[list[int], bytes]] = weakref.WeakKeyDictionary()
+        self._count = 0  # of sequences so far
+
+    def __bool__(self) -> bool:
+        """Whether parts of prompts have names."""
+        return self._rules is not None
+
+    def of(self, sequence: Sequence) -> bytes:
+        """The region of each token of the prompt, an index into `names`; empty without named parts."""
+        if self._rules is None:
+            return b""
+        prompt, known = sequence.prompt, self._known.get(sequence)
+        if known is None:
+            self._count += 1
+        if known is None or known[0] != prompt:
+            name = sequence.name or str(self._count - 1)
+            regions = self._rules.regions_of(name.encode(errors="replace"), prompt, self._pieces_of(prompt))
+            known = self._known[sequence] = prompt, regions
+        return known[1]
+
+    def around(self, sequence: Sequence, block_start: int, size: int) -> _core.SequenceRegions:
+        """What stands at the positions of a sequence while a block is decoded."""
+        return _core.SequenceRegions(len(self.names), len(sequence.prompt), block_start, block_start + size,
+                                     self.of(sequence))
+
+    def _pieces_of(self, prompt: list[int]) -> list[bytes] | None:
+        from .model import vocabulary_pieces
+
+        if self._pieces is None and self._tokenizer is not None:
+            self._pieces = vocabulary_pieces(self._tokenizer, len(self._tokenizer))
+        if not self._pieces:
+            return None
+        return [self._pieces[token] if token < len(self._pieces) else b"" for token in prompt]
+
+
+def read_regions(given: Any, tokenizer: Any) -> Regions:
+    """From the name of a JSON file, or a list of rules such as {"region": "question", "between": ["Q:", "A:"]}."""
+    if given is None:
+        return Regions()
+    where = "regions"
+    if isinstance(given, (str, os.PathLike)):
+        where = os.fspath(given)
+        try:
+            with open(given, "rb") as file:
+                text = file.read()
+        except OSError as error:
+            raise UsageError(f"regions: {where}: can't be read: {error.strerror}. HINT: a JSON file such as "
+                             f"{_EXAMPLE}") from None
+    else:
+        if isinstance(given, Mapping):
+            given = [given]
+        if not isinstance(given, Iterable):
+            raise UsageError(f"regions: expected a list of regions, got {given!r}. HINT: {_EXAMPLE}")
+        try:
+            text = json.dumps([_plain(rule) for rule in given], default=_number).encode()
+        except TypeError as error:
+            raise UsageError(f"regions: expected texts and numbers: {error}. HINT: {_EXAMPLE}") from None
+    return Regions(_core.PromptParts(text, where.encode(errors="replace")), tokenizer)
+
+
+def _plain(rule: Any) -> Any:
+    """Positions may be numbers, too."""
+    if not isinstance(rule, Mapping):
+        return rule
+    positions = rule.get("positions")
+    if positions is None or isinstance(positions, str):
+        return dict(rule)
+    numbers = [positions] if hasattr(positions, "__index__") else list(positions)
+    return {**rule, "positions": ",".join(str(_number(one)) for one in numbers)}
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"got {value!r}")
+    return value.__index__()
