@@ -28,6 +28,7 @@ void bind_analysis(nb::module_& module);
 void bind_calibration(nb::module_& module);
 void bind_figures(nb::module_& module);
 void bind_report(nb::module_& module);
+void bind_patches(nb::module_& module);
 void bind_record(nb::module_& module);
 void bind_regions(nb::module_& module);
 

@@ -98,6 +98,7 @@ NB_MODULE(_core, module) {
   python::bind_calibration(module);
   python::bind_figures(module);
   python::bind_report(module);
+  python::bind_patches(module);
   python::bind_record(module);
   python::bind_regions(module);
 }

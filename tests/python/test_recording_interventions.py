@@ -413,8 +413,8 @@ def record_blocks(path, model, given, **options):
 
 @pytest.mark.parametrize("given, words", [
     ("drop_heads", "interventions 'drop_heads': expected drop_external, drop_internal, drop_head, hide_keys, "
-                   "freeze_external, scale or noise, got 'drop_heads'"),
-    ("drop_head,from=2", "expected layers, heads, steps, blocks or mean, got 'from'"),
+                   "freeze_external, scale, noise, patch_external, patch_head or patch_hidden, got 'drop_heads'"),
+    ("drop_head,from=2", "expected layers, heads, steps, blocks, commits or mean, got 'from'"),
     ("drop_head,layers=9", "layers: expected 0 to 2, got 9"), ("drop_head,heads=1+4", "heads: expected 0 to 3, got 4"),
     ("drop_head,steps=0", "steps: expected whole numbers from 1, such as 1-3.6, got '0'"),
     ("drop_head,layers=2-1", "layers: expected whole numbers"), ("drop_head,layers=", "layers: .*, got nothing"),

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from .geometry import Biases, BlockRows, KeyRanges
+from .patches import PatchSource
 from .regions import Regions
 from .split import Part
-from .steps import Pass, Sequence
+from .steps import Kind, Pass, Sequence
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,17 @@ class Intervention:
 
     def takes_in(self, name: str, index: int) -> bool:
         """Whether an index is in a list; a list that isn't given holds all."""
-        return self[name] is None or index in self[name]
+        return self.values.get(name) is None or index in self[name]
+
+    @property
+    def in_commits(self) -> bool:
+        return self.values.get("commits", False)
+
+    def includes(self, one: Pass) -> bool:
+        """Whether it changes this pass."""
+        if one.kind is Kind.PREFILL or not self.takes_in("blocks", one.block):
+            return False
+        return self.in_commits if one.kind is Kind.COMMIT else self.takes_in("steps", one.step)
 
     @property
     def text(self) -> str:
@@ -52,10 +63,11 @@ class InterventionKind:
     name: str
     where: tuple[Option, ...]  # that say where it works
     own: tuple[Option, ...]
-    apply: Callable[[Intervention, Site, torch.Tensor], bool]  # heads [N]; False: nothing is different
+    apply: Callable[[Intervention, Site, torch.Tensor], bool] | None = None  # heads [N]; False: nothing is different
     watch: Callable[[Intervention, Site], None] | None = None  # in every denoising pass of a chosen layer
     comes_first: bool = False  # it computes attention again
     check: Callable[[Intervention], str] = lambda given: ""  # what is missing or contradicts itself
+    needs: tuple[str, ...] = ()  # datasets of the trace that it names
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -89,6 +101,7 @@ class Site:
     out: torch.Tensor  # [H, B, D], their merge in the model's type; kept up to date
     changed: torch.Tensor  # [H] bool
     regions: Regions  # of the recording
+    source: PatchSource | None = None  # of the intervention
     kept: dict[tuple[int, int], KeptPair] = field(default_factory=dict)  # of the intervention, by layer and slot
     hidden: torch.Tensor | None = None  # [H, N + B] bool, external keys first: hidden so far
 

@@ -12,6 +12,7 @@ from .. import _core
 from .hidden_keys import hide_keys
 from .intervention import Intervention, InterventionKind, KeptPair, Option, Site
 from .split import Part
+from .steps import Kind
 
 _WORD = 1 << 64
 
@@ -53,7 +54,8 @@ def _keep_pair(given: Intervention, site: Site) -> None:
 
 def _freeze_external(given: Intervention, site: Site, heads: torch.Tensor) -> bool:
     kept = site.kept.get((site.layer, site.slot))
-    if site.one.step <= given["from"] or site.num_external == 0 or kept is None \
+    early = site.one.kind is Kind.DENOISE and site.one.step <= given["from"]
+    if early or site.num_external == 0 or kept is None \
             or kept.sequence is not site.sequence or kept.block != site.one.block:
         return False
     for now, then in ((site.external.output, kept.external.output), (site.external.lse, kept.external.lse)):
@@ -80,6 +82,16 @@ def _noise(given: Intervention, site: Site, heads: torch.Tensor) -> bool:
     # Each side gets all of the noise, because their weights in the merge add up to 1.
     for part in (site.external, site.internal):
         part.output.index_copy_(0, heads, part.output.index_select(0, heads) + noise)
+    return True
+
+
+def _patch(given: Intervention, site: Site, heads: torch.Tensor) -> bool:
+    """Each side whose datasets it needs is that of the other trace at the same step."""
+    for name, part in (("external", site.external), ("internal", site.internal)):
+        for path, values in ((f"/attention/{name}", part.output), (f"/attention/lse_{name}", part.lse)):
+            if path in given.kind.needs:
+                there = site.source.of_heads(path, site.sequence, site.one, site.layer, heads.tolist())
+                values.index_copy_(0, heads, there.view(len(heads), *values.shape[1:]).to(values.dtype))
     return True
 
 
@@ -137,16 +149,25 @@ def _list(name: str, least: int) -> Option:
 
 
 def _word(name: str, words: list[str], or_else: str) -> Option:
-    def read(text: str) -> str:
-        if not text:
-            raise ValueError
-        return text
+    return Option(name, one_of([*words, or_else]), _not_empty)
 
-    return Option(name, one_of([*words, or_else]), read)
+
+def _switch(name: str) -> Option:
+    return Option(name, "", lambda text: True, False)
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
 
 
 def one_of(words: list[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
+def _trace_is_given(given: Intervention) -> str:
+    return "trace: expected the file of a trace, got none" if given["trace"] is None else ""
 
 
 def _by_is_given(given: Intervention) -> str:
@@ -162,12 +183,16 @@ def _one_choice_of_keys(given: Intervention) -> str:
            "hide_keys,region=first"
 
 
-_WHERE = _list("layers", 0), _list("heads", 0), _list("steps", 1), _list("blocks", 0)
-_SWITCH_MEAN = Option("mean", "", lambda text: True, False)
+_HEADS = _list("layers", 0), _list("heads", 0), _list("steps", 1), _list("blocks", 0)
+_LAYERS = tuple(option for option in _HEADS if option.name != "heads")
+_WHERE = *_HEADS, _switch("commits")
+_TRACE = Option("trace", "a file", _not_empty)
+_EXTERNAL = "/attention/external", "/attention/lse_external"
+_INTERNAL = "/attention/internal", "/attention/lse_internal"
 KINDS = {kind.name: kind for kind in (
     InterventionKind("drop_external", _WHERE, (), _drop_external),
     InterventionKind("drop_internal", _WHERE, (), _drop_internal),
-    InterventionKind("drop_head", _WHERE, (_SWITCH_MEAN,), _drop_head),
+    InterventionKind("drop_head", _WHERE, (_switch("mean"),), _drop_head),
     InterventionKind("hide_keys", _WHERE, (
         _list("positions", 0), _word("region", list(_core.region_names), "a part of the prompt (regions=)"),
         _whole("token", 0), _whole("top", 1),
@@ -175,4 +200,7 @@ KINDS = {kind.name: kind for kind in (
     InterventionKind("freeze_external", _WHERE, (_whole("from", 1, 1),), _freeze_external, watch=_keep_pair),
     InterventionKind("scale", _WHERE, (_real("by", -1e6),), _scale, check=_by_is_given),
     InterventionKind("noise", _WHERE, (_real("by", 0.0, least_is_left_out=True), _whole("seed", 0, 0)), _noise,
-                     check=_by_is_given))}
+                     check=_by_is_given),
+    InterventionKind("patch_external", _HEADS, (_TRACE,), _patch, check=_trace_is_given, needs=_EXTERNAL),
+    InterventionKind("patch_head", _HEADS, (_TRACE,), _patch, check=_trace_is_given, needs=_EXTERNAL + _INTERNAL),
+    InterventionKind("patch_hidden", _LAYERS, (_TRACE,), check=_trace_is_given, needs=("/hidden/hidden",)))}

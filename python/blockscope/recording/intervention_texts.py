@@ -61,8 +61,8 @@ def _option_text(where: str, name: str, value: Any) -> str:
     """An option of an object as the text has it. "": a switch that is off."""
     if isinstance(value, bool):
         return name if value else ""
-    if isinstance(value, str):
-        return f"{name}={value}"
+    if isinstance(value, (str, os.PathLike)):
+        return f"{name}={os.fspath(value)}"
     if hasattr(value, "__index__"):
         return f"{name}={value.__index__()}"
     if isinstance(value, numbers.Real):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from ..errors import UsageError
+from .geometry import BlockRows
 from .intervention import BlockCall, Intervention, KeptPair, Site
+from .patches import ModelSizes, Numbers, PatchSource
 from .regions import Regions
+from .shapes import LayerShape
 from .split import LayerAttention, Part, Spread
 from .steps import Kind, Pass, Sequence
 
@@ -21,22 +25,58 @@ class Interventions:
         self._regions = regions
         self._given = sorted(given, key=lambda one: not one.kind.comes_first)
         self._kept: list[dict[tuple[int, int], KeptPair]] = [{} for _ in given]
+        self._sources: dict[int, PatchSource] = {}  # by place in _given
+        self._numbers, self._num_layers = Numbers(), num_layers
         self._check("layers", num_layers)
         if num_heads is not None:
             self._check("heads", num_heads)
-        self.layers = {layer for layer in range(num_layers) if any(one.takes_in("layers", layer) for one in given)}
+        self.layers = self._layers_of(lambda one: one.kind.apply is not None)  # whose attention changes
+        self.commit_layers = self._layers_of(lambda one: one.in_commits)  # in commit passes, too
+
+    def _layers_of(self, wanted: Callable[[Intervention], bool]) -> set[int]:
+        return {layer for layer in range(self._num_layers)
+                if any(wanted(one) and one.takes_in("layers", layer) for one in self._given)}
 
     def __bool__(self) -> bool:
         return bool(self._given)
 
     def _check(self, name: str, count: int) -> None:
         for given in self._given:
-            if given[name] is not None and given[name][-1] >= count:
+            if given.values.get(name) is not None and given[name][-1] >= count:
                 raise UsageError(f"interventions '{given.text}': {name}: expected 0 to {count - 1}, got "
                                  f"{given[name][-1]}")
 
+    # --- the input of layers ------------------------------------------------------------------------------------------
+
+    def patched_layers(self, passes: list[Pass]) -> set[int]:
+        """The layers whose input a pass takes from another trace."""
+        return self._layers_of(lambda given: given.kind.apply is None and any(map(given.includes, passes)))
+
+    def patch_hidden(self, layer: int, passes: list[Pass], sequences: list[Sequence], hidden: torch.Tensor,
+                     rows: BlockRows, shape: LayerShape | None) -> torch.Tensor:
+        """A copy of a layer's input [S, T, hidden_size] with the block's rows of the other trace."""
+        patched, sizes = hidden.clone(), ModelSizes(self._num_layers, hidden.shape[-1], shape)
+        for place, given in enumerate(self._given):
+            if given.kind.apply is not None or not given.takes_in("layers", layer):
+                continue
+            for slot, (one, sequence) in enumerate(zip(passes, sequences)):
+                if given.includes(one):
+                    values = self._source(place, sizes).hidden(sequence, one, layer).to(patched)
+                    index = rows.first + torch.arange(rows.count) if rows.index is None else rows.index[slot]
+                    patched[slot].index_copy_(0, index.to(patched.device), values)
+        return patched
+
+    def _source(self, place: int, sizes: ModelSizes) -> PatchSource | None:
+        """Opened again where a layer's shape becomes known, to compare it."""
+        given = self._given[place]
+        if given.kind.needs and (place not in self._sources or self._sources[place].sizes != sizes):
+            self._sources[place] = PatchSource(given["trace"], sizes, given.kind.needs, self._numbers)
+        return self._sources.get(place)
+
+    # --- attention ----------------------------------------------------------------------------------------------------
+
     def apply(self, layer: int, passes: list[Pass], sequences: list[Sequence], attention: LayerAttention,
-              call: BlockCall, out: torch.Tensor) -> torch.Tensor:
+              call: BlockCall, out: torch.Tensor, sizes: ModelSizes) -> torch.Tensor:
         """Changes the parts, and returns the layer's result with the changed heads' merged parts. out: what the model
         would get, which may be changed in place."""
         heads = call.q.shape[1]
@@ -48,12 +88,10 @@ class Interventions:
                               for part in (attention.external, attention.internal))
         changed = torch.zeros(len(passes), heads, dtype=torch.bool)
         for slot, (one, sequence) in enumerate(zip(passes, sequences)):
-            if one.kind is not Kind.DENOISE:
-                continue
             site = Site(call, layer, slot, one, sequence, *(Part(part.output[slot], part.lse[slot])
                                                             for part in (external, internal)),
                         block[slot], changed[slot], self._regions)
-            self._apply_to(site)
+            self._apply_to(site, sizes)
         if not changed.any():
             return out
         attention.external, attention.internal, attention.intervened = external, internal, changed
@@ -68,15 +106,16 @@ class Interventions:
                 whole[slot].index_copy_(1, index, block[slot])
         return whole.reshape(out.shape)
 
-    def _apply_to(self, site: Site) -> None:
-        for given, kept in zip(self._given, self._kept):
-            if not given.takes_in("layers", site.layer):
+    def _apply_to(self, site: Site, sizes: ModelSizes) -> None:
+        for place, (given, kept) in enumerate(zip(self._given, self._kept)):
+            if given.kind.apply is None or not given.takes_in("layers", site.layer):
                 continue
             site.kept = kept
-            if given.kind.watch is not None:
+            if given.kind.watch is not None and site.one.kind is Kind.DENOISE:
                 given.kind.watch(given, site)
-            if not given.takes_in("steps", site.one.step) or not given.takes_in("blocks", site.one.block):
+            if not given.includes(site.one):
                 continue
+            site.source = self._source(place, sizes)
             heads = torch.arange(site.out.shape[0]) if given["heads"] is None else torch.tensor(given["heads"])
             if given.kind.apply(given, site, heads):
                 site.merge(heads)

@@ -18,8 +18,9 @@ from .heads import HeadChoice
 from .intervention import BlockCall
 from .interventions import Interventions
 from .layer_maps import LayerMap, layer_map
+from .patches import ModelSizes
 from .settings import Settings
-from .shapes import LayerShapes, unpacked
+from .shapes import LayerShape, LayerShapes, unpacked
 from .split import LayerAttention, Part, Sets, Spread, split_attention
 from .steps import Kind, Pass, PassInput, Sequence
 from .torch_operators import scaled_scores, weight_spread
@@ -28,6 +29,9 @@ from .trails import Lost
 
 _TWICE = ("called more than once in a layer and pass, so the call that attends to the sequence's own keys can't be "
           "determined. HINT: state it with run.attention(layer, q, k, v) before the layer's own calls")
+_WHOLE_BLOCKS = ("an intervention changes whole blocks, and this pass computes only some rows of one. HINT: a loop "
+                 "whose cache computes whole blocks")
+NO_GRADIENTS = "interventions have no gradients. HINT: decode within torch.no_grad()"
 
 
 class RunningPass:
@@ -49,6 +53,8 @@ class RunningPass:
         self.computed = given.computed or given.positions  # [S][R] positions; None: all of the pass
         self.read: torch.Tensor | None = None  # keys [S, K, N, D] of the last attention call, of the whole batch
         self.block_call: BlockCall | None = None  # of the last layer, where interventions need it
+        self.changing: set[int] = set()  # layers whose attention interventions may change
+        self.to_patch: set[int] = set()  # layers whose input comes from another trace
         self.own_ns = 0  # of the recorder itself
         self.pass_ns = 0
         self._begun = 0
@@ -220,8 +226,8 @@ class RunningPass:
         settings = self.settings
         out, external, internal, sets = split_attention(
             q, (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2)), call.scale,
-            call.softcap, biases, settings.set_size, settings.set_normaliser != "prefix", settings.at_least("full"),
-            rows.there)
+            call.softcap, biases, settings.set_size if self.denoises else 0, settings.set_normaliser != "prefix",
+            settings.at_least("full"), rows.there)
         if sets is not None and ranges.offset:
             sets.index = torch.where(sets.index >= 0, sets.index + ranges.offset, sets.index)
             if sets.token_index is not None:
@@ -231,7 +237,7 @@ class RunningPass:
 
     def _spread(self, q: torch.Tensor, k: torch.Tensor, call: AttentionCall, ranges: KeyRanges, biases: Biases,
                 rows: BlockRows, chosen: HeadChoice) -> Spread | None:
-        if not self.settings.at_least("summary"):
+        if not self.settings.at_least("summary") or not self.denoises:
             return None
         values = weight_spread(q.detach(), ranges.of(k, 2).detach(), ranges.inside(k, 2).detach(), call.scale,
                                call.softcap, biases.external, biases.internal, rows.there)
@@ -282,23 +288,42 @@ class RunningPass:
         return known[1], known[2]
 
     def intervene(self, interventions: Interventions, sequences: list[Sequence], out: torch.Tensor,
-                  where: str) -> torch.Tensor:
+                  where: str, shape: LayerShape | None) -> torch.Tensor:
         """The layer's result with the interventions; its parts are kept."""
         call, attention = self.block_call, self.attention.get(self.layer)
         if call is None or attention is None or call.rows.there is not None:
-            raise UsageError(f"{where}: an intervention changes whole blocks, and this pass computes only some rows of "
-                             "one. HINT: a loop whose cache computes whole blocks")
+            raise UsageError(f"{where}: {_WHOLE_BLOCKS}")
         self.block_call = None
-        return interventions.apply(self.layer, self.passes, sequences, attention, call, out)
+        hidden = self.hidden[self.layer].shape[-1] if self.layer in self.hidden else -1
+        sizes = ModelSizes(self.num_layers, hidden, shape)
+        return interventions.apply(self.layer, self.passes, sequences, attention, call, out, sizes)
+
+    def patch_hidden(self, interventions: Interventions, sequences: list[Sequence], hidden: Any, where: str,
+                     shape: LayerShape | None) -> torch.Tensor:
+        """What the running layer gets in place of its input."""
+        if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3:
+            raise UsageError(f"{where}: patch_hidden: the input of the layers can't be seen: their first argument "
+                             "isn't the hidden states [S, T, hidden_size]")
+        if torch.is_grad_enabled() and hidden.requires_grad:
+            raise UsageError(f"{where}: {NO_GRADIENTS}")
+        begun = time.perf_counter_ns()
+        with torch.no_grad():
+            rows = self._rows_of(hidden.shape[1], hidden.device, by_layer=False)
+            if rows.there is not None:
+                raise UsageError(f"{where}: {_WHOLE_BLOCKS}")
+            patched = interventions.patch_hidden(self.layer, self.passes, sequences, hidden, rows, shape)
+        self.to_patch.discard(self.layer)
+        self.own_ns += time.perf_counter_ns() - begun
+        return patched
 
     def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:
-        seen = self.attention if self.denoises else self.stored
+        seen = self.attention if self.denoises else {*self.stored, *self.attention}
         missing = [index for index in recorded if index not in seen]
         if not missing:
             return
         named = ", ".join(layers[index][0] for index in missing[:3])
         named += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        if not self.denoises:
+        if not self.denoises and not self.changing:
             named += " in a pass that stores keys, which level full records (where an encoder stores them: " \
                      "level=\"outputs\"),"
         raise UsageError(

@@ -27,7 +27,7 @@ from .interventions import Interventions
 from .interface import unwatch_interface, watch_interface
 from .model import NUM_HEADS, NUM_LAYERS, Inputs, find_layers, logits_of
 from .order import BatchOrder
-from .passes import RunningPass
+from .passes import NO_GRADIENTS, RunningPass
 from .rows import RowWriter
 from .settings import Settings, config_value
 from .shapes import LayerShape, LayerShapes, assumed_shape, configured_shape
@@ -266,11 +266,24 @@ class Recorder:
         running.own_ns += time.perf_counter_ns() - begun
         self._running, self._thread = running, threading.get_ident()
         running.begin(begun)
-        if self._looks_inside and running.denoises:
+        self._plan_interventions(running)
+        if self._looks_inside and (running.denoises or running.changing):
             running.geometry = Geometry.of(given, observed[0][0], self._batch.sequences[0])
         if self._watches(running):
             self._watch = Watch(self._see, self._lose, self._give if self._settings.attention == "replace" else None,
                                 given.batch, given.length, refuses=self._looks_inside)
+
+    def _plan_interventions(self, running: RunningPass) -> None:
+        interventions = self._interventions
+        if running.denoises:
+            running.changing = interventions.layers
+            running.to_patch = interventions.patched_layers(running.passes)
+            first = self._batch.sequences[0]
+            if interventions.commit_layers and (first.bidirectional or self._settings.autoregressive):
+                raise UsageError("interventions: commits: the run has no commit passes of its own. HINT: a model and a "
+                                 "loop that decode blocks one after the other")
+        elif any(one.kind is Kind.COMMIT for one in running.passes):
+            running.changing = interventions.commit_layers
 
     def _records(self, running: RunningPass) -> bool:
         """At level full, the keys of every pass are recorded."""
@@ -279,25 +292,33 @@ class Recorder:
     def _watches(self, running: RunningPass) -> bool:
         """The keys of a batch show its order."""
         asks_shape = not self._looks_inside and running.denoises and self._shape is None
-        return self._records(running) or running.given.batch > 1 or asks_shape
+        return self._records(running) or bool(running.changing) or running.given.batch > 1 or asks_shape
 
     @property
     def _shape(self) -> LayerShape | None:
         return self._shapes.first if self._looks_inside else self._configured or self._shapes.first
 
     def _layer_hook(self, index: int) -> Any:
-        def before(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if torch.compiler.is_compiling():
-                return
+                return None
             running = self._running
             self._refuse_outside(self._layers[index][0])
             if running is None or self._idle():
-                return
+                return None
             running.layer = index
-            if index in self._looked_at and running.denoises:
-                hidden = args[0] if args else next((kwargs[name] for name in ("hidden_states", "x") if name in kwargs),
-                                                   None)
+            if index not in self._looked_at | running.to_patch or not running.denoises:
+                return None
+            named = next((name for name in ("hidden_states", "x") if name in kwargs), "")
+            hidden, patches = args[0] if args else kwargs.get(named), index in running.to_patch
+            if patches:
+                hidden = running.patch_hidden(self._interventions, self._batch.sequences, hidden,
+                                              self._layers[index][0], self._shapes.first)
+            if index in self._looked_at:
                 running.take_hidden(index, hidden)
+            if not patches:
+                return None
+            return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, named: hidden})
 
         return before
 
@@ -316,11 +337,12 @@ class Recorder:
         running.read = call.k
         if not self._looks_inside and self._shape is None:
             self._shapes.look(call, running.given.length)
-        if not self._records(running) or running.layer not in self._looked_at:
+        changing = running.layer in running.changing
+        if not changing and not (self._records(running) and running.layer in self._looked_at):
             return
         if running.layer in running.stated and not call.stated:
             return
-        if running.denoises and running.layer in self._interventions.layers:
+        if changing:
             raise UsageError(
                 f"{self._layers[running.layer][0]}: {call.function}: an intervention needs attention that the recorder "
                 "replaces: scaled_dot_product_attention that the layer itself calls on a CPU. HINT: load the model "
@@ -332,7 +354,7 @@ class Recorder:
         with torch.no_grad():
             check = running.layer not in self._checked
             name = self._layers[running.layer][0]
-            if running.denoises:
+            if running.denoises or running.layer in running.changing:
                 running.take_attention(call, name, self._shapes, check)
                 self._checked.add(running.layer)
             else:
@@ -341,17 +363,17 @@ class Recorder:
 
     def _give(self, call: AttentionCall, own: Callable[[], torch.Tensor]) -> torch.Tensor | None:
         running = self._running
-        if running is None or not running.denoises:
+        if running is None:
             return None
-        if running.layer in self._interventions.layers:
+        if running.layer in running.changing:
             return self._intervene(running, call, own)
-        return self._merged(running, call)
+        return self._merged(running, call) if running.denoises else None
 
     def _intervene(self, running: RunningPass, call: AttentionCall, own: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What the model would get without interventions, then these."""
         where = f"{self._layers[running.layer][0]}: {call.function}"
         if torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)):
-            raise UsageError(f"{where}: interventions have no gradients. HINT: decode within torch.no_grad()")
+            raise UsageError(f"{where}: {NO_GRADIENTS}")
         out = self._merged(running, call)
         if out is None:
             call.out = out = own()
@@ -359,7 +381,8 @@ class Recorder:
             self._take(running, call)
         begun = time.perf_counter_ns()
         with torch.no_grad():
-            out = running.intervene(self._interventions, self._batch.sequences, out, where)
+            out = running.intervene(self._interventions, self._batch.sequences, out, where,
+                                    self._shapes.first)
         running.own_ns += time.perf_counter_ns() - begun
         return out
 
@@ -391,10 +414,15 @@ class Recorder:
             changes, self._changes = self._changes, []
             self._order.follow(running.given, running.read, running.computed, output)
             self._rows.decided(changes)
-            if self._records(running):
-                needed = self._looked_at if running.denoises else self._recorded
+            if self._records(running) or running.changing:
+                stored = self._recorded if self._records(running) else []
+                needed = self._looked_at if running.denoises else {*stored, *running.changing}
                 running.require_layers(sorted(needed), self._layers, type(uncompiled(self._model)).__name__)
                 self._shapes.the_one([name for name, _ in self._layers])
+            if running.to_patch:
+                layer = self._layers[min(running.to_patch)][0]
+                raise UsageError(f"{layer}: patch_hidden: the layer didn't run in this pass, or ran in compiled code. "
+                                 "HINT: record(..., compiled=\"eager\"), or name other layers with layers=...")
             logits = running.given.own(logits_of(output))
             self._shift.take(running, logits)
             self._rows.open(self._batch, running, logits, self._shape or assumed_shape(self._model))
