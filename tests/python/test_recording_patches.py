@@ -146,7 +146,7 @@ COMMITS = ["scale,by=0.5,layers=1,heads=0+2,commits", "hide_keys,region=first,la
            "drop_head,mean,layers=3,heads=5,blocks=3", "drop_internal,layers=5,heads=4,blocks=3,commits"]
 
 
-@pytest.mark.parametrize("level", ["summary", "full"])
+@pytest.mark.parametrize("level", ["trajectory", "summary", "full"])
 @pytest.mark.parametrize("given", [COMMITS, ["drop_head,layers=0,commits"], ["drop_external,heads=1,commits"]])
 def test_commit_passes_are_those_of_capture(tmp_path, given, level):
     """At level full, the keys that a commit pass stores are compared, too."""
@@ -192,6 +192,22 @@ def test_batches(tmp_path):
             assert np.array_equal(found, wanted)
             compared += 1
     assert compared == 16
+
+
+def test_token_by_token(tmp_path):
+    """Heads of one query, which stand as queries of their KV head."""
+    model, prompt = models.qwen3(), torch.tensor([[3, 14, 15, 9, 2, 6]])
+    for name, given in (("other", "scale,by=3,layers=0"), ("run", [f"patch_hidden,trace={tmp_path}/other.h5,layers=1",
+                                                                   f"patch_head,trace={tmp_path}/other.h5,layers=2"])):
+        with blockscope.record(model, tmp_path / f"{name}.h5", level="full", array_type="f32", attention="replace",
+                               interventions=given) as run:
+            run.end_sequence(models.decode_tokens(model, prompt, 7))
+    run, theirs = (read(tmp_path / f"{name}.h5") for name in ("run", "other"))
+    rows = run["/steps/kind"] == 1
+    assert rows.sum() == 6
+    assert np.array_equal(run["/hidden/hidden"][rows, 1], theirs["/hidden/hidden"][rows, 1])
+    assert np.array_equal(run["/attention/internal"][rows, 2], theirs["/attention/internal"][rows, 2])
+    assert not np.array_equal(run["/attention/internal"][rows, 0], theirs["/attention/internal"][rows, 0])
 
 
 @pytest.mark.parametrize("named", [False, True])
