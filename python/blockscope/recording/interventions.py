@@ -46,11 +46,19 @@ class Interventions:
                 raise UsageError(f"interventions '{given.text}': {name}: expected 0 to {count - 1}, got "
                                  f"{given[name][-1]}")
 
-    # --- the input of layers ------------------------------------------------------------------------------------------
+    def plan(self, passes: list[Pass], first: Sequence) -> tuple[set[int], set[int]]:
+        """The layers whose attention a pass changes, and those whose input it takes from another trace. first: the
+        batch's first sequence."""
+        if not any(one.kind is Kind.DENOISE for one in passes):
+            commits = any(one.kind is Kind.COMMIT for one in passes)
+            return (self.commit_layers if commits else set()), set()
+        if self.commit_layers and (first.bidirectional or first.settings.autoregressive):
+            raise UsageError("interventions: commits: the run has no commit passes of its own. HINT: a model and a "
+                             "loop that decode blocks one after the other")
+        return self.layers, self._layers_of(
+            lambda given: given.kind.apply is None and any(map(given.includes, passes)))
 
-    def patched_layers(self, passes: list[Pass]) -> set[int]:
-        """The layers whose input a pass takes from another trace."""
-        return self._layers_of(lambda given: given.kind.apply is None and any(map(given.includes, passes)))
+    # --- the input of layers ------------------------------------------------------------------------------------------
 
     def patch_hidden(self, layer: int, passes: list[Pass], sequences: list[Sequence], hidden: torch.Tensor,
                      rows: BlockRows, shape: LayerShape | None) -> torch.Tensor:

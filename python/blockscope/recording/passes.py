@@ -333,6 +333,12 @@ class RunningPass:
             "compile it, or record(..., compiled=\"eager\") runs it as if it weren't; or record the trajectory alone "
             "with level=\"trajectory\"")
 
+    def require_patched(self, layers: list[tuple[str, torch.nn.Module]]) -> None:
+        if self.to_patch:
+            raise UsageError(f"{layers[min(self.to_patch)][0]}: patch_hidden: the layer didn't run in this pass, or "
+                             "ran in compiled code. HINT: record(..., compiled=\"eager\"), or name other layers with "
+                             "layers=...")
+
     def _trails(self, missing: list[int], layers: list[tuple[str, torch.nn.Module]]) -> str:
         """Where spelled-out attention was lost: in the first layer that has some, with the end of the trail."""
         layer = next((index for index in missing if index in self.lost), None)

@@ -266,24 +266,12 @@ class Recorder:
         running.own_ns += time.perf_counter_ns() - begun
         self._running, self._thread = running, threading.get_ident()
         running.begin(begun)
-        self._plan_interventions(running)
+        running.changing, running.to_patch = self._interventions.plan(running.passes, self._batch.sequences[0])
         if self._looks_inside and (running.denoises or running.changing):
             running.geometry = Geometry.of(given, observed[0][0], self._batch.sequences[0])
         if self._watches(running):
             self._watch = Watch(self._see, self._lose, self._give if self._settings.attention == "replace" else None,
                                 given.batch, given.length, refuses=self._looks_inside)
-
-    def _plan_interventions(self, running: RunningPass) -> None:
-        interventions = self._interventions
-        if running.denoises:
-            running.changing = interventions.layers
-            running.to_patch = interventions.patched_layers(running.passes)
-            first = self._batch.sequences[0]
-            if interventions.commit_layers and (first.bidirectional or self._settings.autoregressive):
-                raise UsageError("interventions: commits: the run has no commit passes of its own. HINT: a model and a "
-                                 "loop that decode blocks one after the other")
-        elif any(one.kind is Kind.COMMIT for one in running.passes):
-            running.changing = interventions.commit_layers
 
     def _records(self, running: RunningPass) -> bool:
         """At level full, the keys of every pass are recorded."""
@@ -419,10 +407,7 @@ class Recorder:
                 needed = self._looked_at if running.denoises else {*stored, *running.changing}
                 running.require_layers(sorted(needed), self._layers, type(uncompiled(self._model)).__name__)
                 self._shapes.the_one([name for name, _ in self._layers])
-            if running.to_patch:
-                layer = self._layers[min(running.to_patch)][0]
-                raise UsageError(f"{layer}: patch_hidden: the layer didn't run in this pass, or ran in compiled code. "
-                                 "HINT: record(..., compiled=\"eager\"), or name other layers with layers=...")
+            running.require_patched(self._layers)
             logits = running.given.own(logits_of(output))
             self._shift.take(running, logits)
             self._rows.open(self._batch, running, logits, self._shape or assumed_shape(self._model))
