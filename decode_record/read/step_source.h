@@ -1,6 +1,7 @@
 // A recorded run, whose values at a step take the place of those of another run at the same step.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -26,24 +27,31 @@ struct SoughtStep {
 class StepSource {
  public:
   /// `who` begins each message. Throws TraceError; UsageError if the trace's level lacks `needed`,
-  /// or if its model has other sizes. Weights may differ: patching between checkpoints is what some
-  /// users want.
+  /// and what check_model() throws.
   StepSource(const std::string& path, std::string who, const PatchedModel& model,
              const std::vector<Field>& needed);
 
+  /// Throws UsageError if the trace's model has other sizes. Weights may differ: patching between
+  /// checkpoints is what some users want.
+  void check_model(const PatchedModel& model) const;
+
   /// Values of `field` at the same prompt, block and step: [heads, B, ...] of these model heads.
   /// Throws UsageError if the trace has no such row, layer or head, blocks of another length, or a
-  /// row that was computed in part.
+  /// row that was computed in part; CorruptTrace for values that no pass can have.
   std::vector<float> of_heads(Field field, const SoughtStep& step, std::int64_t layer,
                               const std::vector<std::int64_t>& heads) const;
   /// The residual stream that enters a layer, [B, hidden_size].
   std::vector<float> hidden(const SoughtStep& step, std::int64_t layer) const;
 
+  const TraceInfo& info() const { return trace_.info(); }
+
  private:
   std::int64_t row_of(const SoughtStep& step) const;
   std::int64_t layer_slot(std::int64_t layer) const;
-  /// Of all recorded heads.
-  std::vector<float> computed_values(Field field, const SoughtStep& step, std::int64_t layer) const;
+  /// The chosen ones of `all` [groups, B, ...], where a group is a head.
+  std::vector<float> chosen(Field field, std::int64_t row, std::int64_t layer,
+                            const std::vector<float>& all, const std::vector<std::size_t>& groups,
+                            std::size_t num_groups) const;
   [[noreturn]] void refuse(const std::string& why) const;
 
   TraceReader trace_;
