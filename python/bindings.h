@@ -13,6 +13,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,6 +46,17 @@ auto without_gil(Work&& work) {
   const std::lock_guard<std::recursive_mutex> lock(reader_lock());
   return std::forward<Work>(work)();
 }
+
+/// A trace that stays open between calls. Its functions are called with the reader's lock.
+class OpenTrace {
+ public:
+  virtual bool unfinished() const = 0;
+  virtual void drop() = 0;  ///< closes it until it is used again
+  static std::set<OpenTrace*>& all();
+
+ protected:
+  ~OpenTrace() = default;
+};
 
 /// Closes all traces of this process that were still being written; each opens again when it is
 /// used. Call it with the reader's lock, before anything is opened. HDF5 keeps the properties of a

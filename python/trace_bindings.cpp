@@ -1,6 +1,5 @@
 // Trace: a TraceReader, and its datasets as arrays.
 #include <algorithm>
-#include <set>
 
 #include "decode_record/base/error.h"
 #include "decode_record/compare/compare_traces.h"
@@ -13,7 +12,7 @@ namespace {
 
 /// An open trace. It is closed when a second view of its file needs that; see close_unfinished().
 /// All functions except the constructor and close() are called with the reader's lock.
-class TraceHandle {
+class TraceHandle final : public OpenTrace {
  public:
   explicit TraceHandle(const nb::bytes& path) : asked_(to_string(path)) {
     without_gil([this] {
@@ -68,12 +67,8 @@ class TraceHandle {
            shown_.complete != before.complete || shown_.path != before.path;
   }
 
-  static std::set<TraceHandle*>& all() {
-    static auto* handles = new std::set<TraceHandle*>;
-    return *handles;
-  }
-  bool unfinished() const { return shown_.partial; }
-  void drop() {
+  bool unfinished() const override { return shown_.partial; }
+  void drop() override {
     reader_.reset();
     arrays_.reset();
   }
@@ -261,8 +256,13 @@ nb::dict compare_bound(const nb::bytes& a, const nb::bytes& b, double absolute, 
 
 }  // namespace
 
+std::set<OpenTrace*>& OpenTrace::all() {
+  static auto* traces = new std::set<OpenTrace*>;
+  return *traces;
+}
+
 void close_unfinished() {
-  for (TraceHandle* trace : TraceHandle::all()) {
+  for (OpenTrace* trace : OpenTrace::all()) {
     if (trace->unfinished()) trace->drop();
   }
 }
