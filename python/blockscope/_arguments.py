@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from typing import Union
+from collections.abc import Iterable, Mapping
+from typing import Any, Union
 
+from . import _core
 from ._paths import PathLike
 from .errors import UsageError
 
 Traces = Union[PathLike, Iterable[PathLike]]  # a Trace stands for its path
 Indices = Union[int, slice, Iterable[int], None]
+
+
+def whole_number(value: Any) -> int | None:
+    """A number of Python, NumPy or torch. None: it isn't whole, or it is a truth value."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # also an array with several elements
+        return None
+
+
+def whole_numbers(values: Any) -> list[int] | None:
+    """From a whole number, or an iterable of them such as a NumPy array or a tensor. None: something else."""
+    one = whole_number(values)
+    if one is not None:
+        return [one]
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
+        return None
+    try:
+        found = [whole_number(value) for value in values]
+    except TypeError:  # an array with no dimension
+        return None
+    whole_ones = [value for value in found if value is not None]
+    return whole_ones if len(whole_ones) == len(found) else None
+
+
+def index_set(name: str, text: str, least: int) -> list[int]:
+    """The indices that a text such as "0-3,7" lists, by the rules of the command line."""
+    if not text.isascii() or "\0" in text:
+        raise UsageError(f"{name}: expected a number or a range of numbers, got {text!r}. HINT: A, A-B or a list of "
+                         "them such as 0-3,7")
+    return _core.parse_index_set(text, name, least, -1)
 
 
 def indices(name: str, given: Indices, least: int) -> list[int] | None:
@@ -21,15 +55,11 @@ def indices(name: str, given: Indices, least: int) -> list[int] | None:
         if given.start is None or given.stop is None:
             raise UsageError(f"{name}: expected a slice with both ends, got {given}")
         given = range(given.start, given.stop, 1 if given.step is None else given.step)
-    try:
-        found = [operator.index(given)]  # type: ignore[arg-type]
-    except TypeError:
-        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-            raise UsageError(f"{name}: expected an index or indices, got {given!r}") from None
-        try:
-            found = sorted({operator.index(index) for index in given})
-        except TypeError:
-            raise UsageError(f"{name}: expected whole numbers, got {given!r}") from None
+    numbers = whole_numbers(given)
+    if numbers is None:
+        several = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
+        raise UsageError(f"{name}: expected {'whole numbers' if several else 'an index or indices'}, got {given!r}")
+    found = sorted(set(numbers))
     if not found or found[0] < least:
         raise UsageError(f"{name}: expected indices of at least {least}, got {given!r}")
     if found[-1] > 2**62:
@@ -38,10 +68,9 @@ def indices(name: str, given: Indices, least: int) -> list[int] | None:
 
 
 def whole(name: str, given: int, least: int, most: int = 2**31) -> int:
-    try:
-        value = operator.index(given)
-    except TypeError:
-        raise UsageError(f"{name}: expected a whole number, got {given!r}") from None
+    value = whole_number(given)
+    if value is None:
+        raise UsageError(f"{name}: expected a whole number, got {given!r}")
     if not least <= value <= most:
         raise UsageError(f"{name}: expected {least} to {most}, got {value}")
     return value

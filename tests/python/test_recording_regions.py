@@ -111,6 +111,8 @@ def test_sums_are_those_of_recorded_weights(tmp_path):
 @pytest.mark.parametrize("rules, places", [
     ({"region": "a", "positions": range(5, 9)}, [5, 6, 7, 8]),
     ([{"region": "a", "positions": [6, np.int64(4)]}], [4, 6]),
+    ([{"region": "a", "positions": np.array([6, 4])}], [4, 6]),
+    ({"region": "a", "positions": torch.tensor([6, 4])}, [4, 6]), ([{"region": "a", "positions": np.array(7)}], [7]),
     ([{"region": "a", "positions": 7}], [7]), ([{"region": "a", "positions": "0,9-10"}], [0, 9, 10])])
 def test_positions_need_no_tokenizer(tmp_path, rules, places):
     record(tmp_path / "run.h5", "needle", models.decode_blocks, rules, level="summary", tokenizer=None, gen_length=16)
@@ -173,6 +175,10 @@ def test_a_part_in_the_first_block_has_two_names(tmp_path):
     assert (found["decided"] < found["end"]).all()  # it hides more
 
 
+HOLDS_ITSELF = {"region": "a"}
+HOLDS_ITSELF["text"] = [HOLDS_ITSELF]
+
+
 @pytest.mark.parametrize("rules, words", [
     ([], "got 0"), ([1], '"region"'), (7, "regions: expected a list of regions, got 7"),
     ([{"region": "first", "text": "Q"}], "not one of first"), ([{"region": "a"}], "got 0 of them"),
@@ -185,6 +191,13 @@ def test_a_part_in_the_first_block_has_two_names(tmp_path):
     ([{"region": "a", "text": "Zebra"}], 'regions: region "a": prompt 0: expected the text "Zebra", got none'),
     ([{"region": "a", "text": "Viola"}, {"region": "b", "text": "Viola ring"}], 'which is in "a", too'),
     ("/none/such.json", "regions: /none/such.json: can't be read"),
+    ("a\0b.json", "can't be read: embedded null byte"),
+    ([{"region": "a", "positions": np.array([1.5])}], "regions: expected texts and numbers: got array([1.5])"),
+    ([{"region": "a", "positions": np.array([True])}], "regions: expected texts and numbers"),
+    ([{"region": "a", "positions": {"1": 2}}], "regions: expected texts and numbers"),
+    (HOLDS_ITSELF, "regions: expected texts and numbers: Circular reference"),
+    ([{"region": "a", "token": float("nan")}], "regions: expected texts and numbers: Out of range float"),
+    ([{"region": "a", "text": "\ud800"}], "regions: expected texts and numbers: 'utf-8' codec can't encode"),
 ])
 def test_what_is_refused(tmp_path, rules, words):
     with pytest.raises(blockscope.UsageError) as error:
@@ -192,16 +205,23 @@ def test_what_is_refused(tmp_path, rules, words):
     assert words in str(error.value) and not (tmp_path / "run.h5").exists()
 
 
+class NoLength:
+    def convert_ids_to_tokens(self, ids):
+        return ["a"] * len(ids)
+
+
 def test_regions_that_do_nothing_or_are_unknown(tmp_path):
     file = tmp_path / "regions.json"
     file.write_text("[")
-    for options, words in (
+    for index, (options, words) in enumerate((
             (dict(rules=RULES, level="trajectory"), "regions: does nothing without level=\"summary\""),
-            (dict(rules=RULES, tokenizer=None), "expected a tokenizer (tokenizer.json) to find texts, got none"),
+            (dict(rules=RULES, tokenizer=None), "to find texts, got none"),
+            (dict(rules=RULES, tokenizer=object()), "to find texts, got none. HINT: tokenizer= takes one of transform"),
+            (dict(rules=RULES, tokenizer=NoLength()), "with convert_ids_to_tokens() and a length, got NoLength"),
             (dict(rules=file), f"{file}: expected a JSON list of 1 to 100 regions, got no JSON"),
             (dict(rules=RULES, attention="replace", interventions="hide_keys,region=tail"),
              "interventions 'hide_keys,region=tail': region: expected one of first, prompt, question, names, head, "
-             "answer, decided, masks, after, got \"tail\". HINT: regions= names parts")):
+             "answer, decided, masks, after, got \"tail\". HINT: regions= names parts"))):
         with pytest.raises(blockscope.UsageError) as error:
-            record(tmp_path / "run.h5", "needle", models.decode_blocks, **options)
+            record(tmp_path / f"{index}.h5", "needle", models.decode_blocks, **options)
         assert words in str(error.value)

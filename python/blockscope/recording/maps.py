@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .. import _core
+from .._arguments import index_set, whole_numbers
 from ..errors import UsageError
 
 if TYPE_CHECKING:  # pragma: no cover
@@ -79,14 +79,11 @@ def _parts(given: Any) -> list[tuple[str, Any]]:
 def _indices(name: str, value: Any) -> list[int]:
     least = 0 if name in ("layers", "heads") else 1
     if not isinstance(value, str):
-        values = [value] if hasattr(value, "__index__") else value
-        if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
+        values = whole_numbers(value)
+        if not values:
             raise UsageError(f"maps: {name}: expected whole numbers or a list such as 0-3,7, got {value!r}")
-        values = list(values)
-        if not values or any(isinstance(one, bool) or not hasattr(one, "__index__") for one in values):
-            raise UsageError(f"maps: {name}: expected whole numbers or a list such as 0-3,7, got {value!r}")
-        value = ",".join(str(one.__index__()) for one in values)
-    return _core.parse_index_set(value, f"maps: {name}", least, -1)
+        value = ",".join(map(str, values))
+    return index_set(f"maps: {name}", value, least)
 
 
 def _check(name: str, chosen: list[int] | None, recorded: list[int]) -> None:

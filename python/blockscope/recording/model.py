@@ -251,11 +251,12 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def vocabulary_pieces(tokenizer: Any, size: int) -> list[bytes]:
-    """The bytes of every token id below size; [] without a tokenizer."""
-    if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
+def vocabulary_pieces(tokenizer: Any, size: int | None = None) -> list[bytes]:
+    """The bytes of every token id below size, by default of all; [] without a tokenizer of transformers."""
+    if not hasattr(tokenizer, "convert_ids_to_tokens") or not hasattr(tokenizer, "__len__"):
         return []
     known = len(tokenizer)
+    size = known if size is None else size
     texts = tokenizer.convert_ids_to_tokens(list(range(min(size, known))))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     byte_level = "ByteLevel" in str(getattr(backend, "decoder", ""))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from .._arguments import whole_number, whole_numbers
 from ..errors import UsageError
 
 if TYPE_CHECKING:  # pragma: no cover
@@ -40,7 +41,14 @@ class Regions:
             self._count += 1
         if known is None or known[0] != prompt:
             name = sequence.name or str(self._count - 1)
-            regions = self._rules.regions_of(name.encode(errors="replace"), prompt, self._pieces_of(prompt))
+            pieces = self._pieces_of(prompt)
+            try:
+                regions = self._rules.regions_of(name.encode(errors="replace"), prompt, pieces)
+            except UsageError as error:
+                if pieces is not None or self._tokenizer is None or "tokenizer" not in str(error):
+                    raise
+                raise UsageError(f"{error}. HINT: tokenizer= takes one of transformers, with convert_ids_to_tokens() "
+                                 f"and a length, got {type(self._tokenizer).__name__}") from None
             known = self._known[sequence] = prompt, regions
         return known[1]
 
@@ -53,7 +61,7 @@ class Regions:
         from .model import vocabulary_pieces
 
         if self._pieces is None and self._tokenizer is not None:
-            self._pieces = vocabulary_pieces(self._tokenizer, len(self._tokenizer))
+            self._pieces = vocabulary_pieces(self._tokenizer)
         if not self._pieces:
             return None
         return [self._pieces[token] if token < len(self._pieces) else b"" for token in prompt]
@@ -65,21 +73,22 @@ def read_regions(given: Any, tokenizer: Any) -> Regions:
         return Regions()
     where = "regions"
     if isinstance(given, (str, os.PathLike)):
-        where = os.fspath(given)
+        where = os.fsdecode(given)
         try:
             with open(given, "rb") as file:
                 text = file.read()
-        except OSError as error:
-            raise UsageError(f"regions: {where}: can't be read: {error.strerror}. HINT: a JSON file such as "
-                             f"{_EXAMPLE}") from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise UsageError(f"regions: {where}: can't be read: {getattr(error, 'strerror', error)}. HINT: a JSON "
+                             f"file such as {_EXAMPLE}") from None
     else:
         if isinstance(given, Mapping):
             given = [given]
         if not isinstance(given, Iterable):
             raise UsageError(f"regions: expected a list of regions, got {given!r}. HINT: {_EXAMPLE}")
         try:
-            text = json.dumps([_plain(rule) for rule in given], default=_number).encode()
-        except TypeError as error:
+            text = json.dumps([_plain(rule) for rule in given], default=_number, ensure_ascii=False,
+                              allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:  # a rule in itself, NaN, half of a character
             raise UsageError(f"regions: expected texts and numbers: {error}. HINT: {_EXAMPLE}") from None
     return Regions(_core.PromptParts(text, where.encode(errors="replace")), tokenizer)
 
@@ -91,11 +100,14 @@ def _plain(rule: Any) -> Any:
     positions = rule.get("positions")
     if positions is None or isinstance(positions, str):
         return dict(rule)
-    numbers = [positions] if hasattr(positions, "__index__") else list(positions)
-    return {**rule, "positions": ",".join(str(_number(one)) for one in numbers)}
+    numbers = whole_numbers(positions)
+    if numbers is None:
+        raise TypeError(f"got {positions!r}")
+    return {**rule, "positions": ",".join(map(str, numbers))}
 
 
 def _number(value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    number = whole_number(value)
+    if number is None:
         raise TypeError(f"got {value!r}")
-    return value.__index__()
+    return number

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._arguments import whole_number, whole_numbers
 from ..errors import UsageError
 from .maps import Maps, read_maps
 from .regions import Regions
@@ -34,18 +35,21 @@ def config_value(model: Any, *names: str) -> Any:
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+    number = whole_number(value)
+    if number is None or number < least:
         raise UsageError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-    return value.__index__()
+    return number
 
 
-def indices(name: str, values: Iterable[int] | None, least: int) -> list[int] | None:
+def indices(name: str, values: Iterable[int] | int | None, least: int) -> list[int] | None:
     if values is None:
         return None
-    result = sorted({whole(name, value, least) for value in values})
-    if not result:
+    found = whole_numbers(values)
+    if found is None or any(one < least for one in found):
+        raise UsageError(f"{name}: expected whole numbers of at least {least}, got {values!r}")
+    if not found:
         raise UsageError(f"{name}: expected at least one, got none")
-    return result
+    return sorted(set(found))
 
 
 def _check_interventions(attention: str, heads: Any, batch_rows: Any) -> None:
