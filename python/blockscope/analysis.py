@@ -259,7 +259,8 @@ def attention_map(
     Args:
         layer: the model's index; None: the first recorded layer.
         head: the model's query head; None: the mean of the recorded heads.
-        step: the denoising step of the block, from 1; None: the first recorded one.
+        step: the denoising step of the block, from 1; None: the first recorded one, or the first one with recorded
+            weights.
         block, sequence: None: the first one that has the step.
 
     Returns:
@@ -270,10 +271,33 @@ def attention_map(
         UsageError: a choice that matches nothing. TraceError: the trace lacks the queries or the keys.
     """
     path = os.fsencode(trace)
+    block, sequence = (None if given is None else whole(name, given, 0)
+                       for name, given in (("block", block), ("sequence", sequence)))
     with telling_missing([path]):
+        if step is None:
+            step, block, sequence = _first_map(path, block, sequence)
         answer = _core.matrix(
             path, "attention", "external", None if layer is None else whole("layer", layer, 0),
             None if head is None else whole("head", head, 0), [] if step is None else [whole("step", step, 1)], [],
-            None if block is None else [whole("block", block, 0)],
-            None if sequence is None else [whole("sequence", sequence, 0)])
+            None if block is None else [block], None if sequence is None else [sequence])
     return _results(answer)["attention"]
+
+
+def _first_map(path: bytes, block: int | None, sequence: int | None) -> tuple[int | None, int | None, int | None]:
+    """Step, block and sequence of the first row with recorded weights, in a trace that has those of some steps only.
+    Without such a row: no step, and what was given."""
+    from .trace import open
+
+    with open(path) as trace:
+        steps = trace.run.get("map_steps")
+        if not steps or trace.level == "full":
+            return None, block, sequence
+        rows = trace.tree["steps"]
+        there = (rows["kind"] == 1) & (rows["recorded"] == 1) & rows["step"].isin(steps)
+        for name, chosen in (("block", block), ("sequence", sequence)):
+            if chosen is not None:
+                there &= rows[name] == chosen
+        if not there.any():
+            return None, block, sequence
+        row = int(there.values.argmax())
+        return tuple(int(rows[name][row]) for name in ("step", "block", "sequence"))  # type: ignore[return-value]

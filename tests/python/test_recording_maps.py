@@ -122,6 +122,34 @@ def test_is_what_capture_writes(tmp_path, loop, filters):
     assert blockscope.open(mine).run["map_steps"] == blockscope.open(theirs).run["map_steps"]
 
 
+@pytest.mark.parametrize("of", [np.array, torch.tensor, tuple])
+def test_lists_of_any_kind(tmp_path, of):
+    record(tmp_path / "run.h5", "canvas", level="summary", layers=of([4, 1, 3]), steps=of([1, 2]),
+           maps={"layers": of([4, 1]), "heads": of([2]), "positions": np.int64(69)})
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file["/map_layer"][()].tolist() == [1, 4] and file["/map_head"][()].tolist() == [2]
+        assert file["/layer"][()].tolist() == [1, 3, 4]
+    record(tmp_path / "one.h5", "canvas", level="summary", layers=3, maps={"layers": torch.tensor(3)})
+    assert blockscope.open(tmp_path / "one.h5").layers == [3]
+
+
+def test_the_default_is_a_row_with_weights(tmp_path):
+    record(tmp_path / "run.h5", "blocks", level="summary", maps="layers=1;steps=2")
+    trace = blockscope.open(tmp_path / "run.h5")
+    blocks = sorted(set(trace.tree["steps/block"].values[trace.tree["steps/step"].values == 2].tolist()))
+    assert len(blocks) >= 2
+    assert trace.attention_map().identical(trace.attention_map(step=2, block=blocks[0]))
+    for block in blocks:
+        assert trace.attention_map(block=block).identical(trace.attention_map(step=2, block=block, sequence=0))
+    with pytest.raises(blockscope.UsageError):
+        trace.attention_map(block=77)
+    with pytest.raises(blockscope.TraceError, match="has no recorded weights"):
+        trace.attention_map(step=1)
+    record(tmp_path / "full.h5", "blocks", level="full", maps="layers=1;steps=2")  # has the weights of every step
+    trace = blockscope.open(tmp_path / "full.h5")
+    assert trace.attention_map().identical(trace.attention_map(step=1))
+
+
 def test_masks_and_rows_that_are_left_out(tmp_path):
     """Within the block each query sees only what stands before it; NaN for rows that a pass didn't compute."""
     model = models.PlainModel("needle")
@@ -242,6 +270,16 @@ def test_sequences_of_several_lengths(tmp_path):
     ("layers=x", {}, "maps: layers: expected a number or a range of numbers, got 'x'"),
     ({"layers": []}, {}, "maps: layers: expected whole numbers"),
     ({"layers": [1.5]}, {}, "maps: layers: expected whole numbers"),
+    ({"layers": np.array([1.5, 2])}, {}, "maps: layers: expected whole numbers"),
+    ({"layers": np.array([True, False])}, {}, "maps: layers: expected whole numbers"),
+    ({"layers": torch.tensor(1.5)}, {}, "maps: layers: expected whole numbers"),
+    ("layers=\u0661", {}, "maps: layers: expected a number or a range of numbers, got '\u0661'"),
+    ("layers=\udc80", {}, "maps: layers: expected a number"), ("layers=1\0", {}, "maps: layers: expected a number"),
+    ({}, dict(layers=np.array([1.5])), "layers: expected whole numbers of at least 0, got array([1.5])"),
+    ({}, dict(steps=0), "steps: expected whole numbers of at least 1, got 0"),
+    ({}, dict(layers="1"), "layers: expected whole numbers of at least 0, got '1'"),
+    ({}, dict(layers=[True]), "layers: expected whole numbers of at least 0, got [True]"),
+    ({}, dict(layers=[]), "layers: expected at least one, got none"),
     (7, {}, "maps: expected a text or an object, got 7"),
     ("positions=60,61", {}, "positions: expected one number, got 2"),
     ("positions=8", {}, "maps: expected sequences of at most 8 positions"),
