@@ -5,6 +5,7 @@ interventions."""
 import json
 import math
 import subprocess
+import warnings
 
 import attention_math as am
 import h5py
@@ -428,6 +429,27 @@ def record_blocks(path, model, given, **options):
     ("hide_keys,token=96", "token: expected a token of the prompt, got 96"),
     ("scale", "by: expected a number, got none"), ("noise,seed=1", "by: expected a number, got none"),
     ("scale,by=x", "by: expected a number from -1e.06 to 1e.06, got 'x'"), ("scale,by=nan", "got 'nan'"),
+    *((f"scale,by={text}", "by: expected a number from") for text in (
+        " 2", "2 ", "+2", "1_0", "\u0663", "inf", "1e999", "1e-999", "0x1", ".", "1e", "--1", "2e+6")),
+    *((f"drop_head,layers={text}", "layers: expected whole numbers from 0") for text in (
+        " 1", "+1", "1_0", "1_0-1_1", "\u0661", "1 ", "1++2", "1.0", "1-", "-1", "\udc80", "1\0")),
+    ("drop_head,steps=1-16000000", "steps: expected whole numbers from 1"),
+    *((f"hide_keys,top={text}", "top: expected a whole number from 1") for text in (
+        "+1", "1_0", " 1", "\u0663", "9" * 30)),
+    *(([{"what": "drop_head", name: value}], words) for value in (False, True) for name, words in (
+        ("layers", "layers: expected whole numbers from 0, .*, got nothing"), ("other", "or mean, got 'other'"))),
+    ([{"what": "drop_head,mean"}], "or patch_hidden, got 'drop_head,mean'"),
+    ([{"what": "drop_head", "mean": 1}], "mean: expected no value, got '1'"),
+    ([{"what": "hide_keys", "region": "first,layers=2"}], "region: expected one of .*, got \"first,layers=2\""),
+    ([{"what": "patch_head", "trace": "a\0b.h5"}], "trace: expected a file, got 'a.x00b.h5'"),
+    ("patch_head,trace=a\0b.h5", "trace: expected a file, got 'a.x00b.h5'"),
+    ([{"what": "patch_head", "trace": "\ud800"}], "trace: expected a file, got '.ud800'"),
+    ("a\0b.json", "'a.x00b.json': can't be read"),
+    ([{"what": "drop_head", "layers": np.array([1.5])}], "layers: expected a number"),
+    ([{"what": "drop_head", "layers": np.array([True, False])}], "layers: expected a number"),
+    ([{"what": "drop_head", "layers": torch.tensor([True, False])}], "layers: expected a number"),
+    ([{"what": "drop_head", "layers": np.array([[1, 2]])}], "layers: expected a number"),
+    ([{"what": "scale", "by": math.inf}], "by: expected a number from .*, got 'inf'"),
     ([7], "entry 0: expected a text, or an object with the member \"what\", got 7"), (7, "expected a list of texts"),
     ([{"layers": [1]}], "with the member \"what\""),
     ([{"what": "scale", "by": {}}], "by: expected a number, a text, true, or a list of whole numbers, got {}"),
@@ -451,6 +473,53 @@ def test_files(tmp_path):
         file.write_text(content)
         with pytest.raises(blockscope.UsageError, match=words):
             record_blocks(tmp_path / "a.h5", models.qwen3(), file)
+
+
+def text_of(given):
+    from blockscope.recording.intervention_texts import read_interventions
+
+    return [one.text for one in read_interventions(given)]
+
+
+def test_values_of_objects_are_not_split(tmp_path):
+    entry = {"what": "patch_head", "trace": "a,b=c.h5", "layers": "1-2+0,3", "heads": 2}
+    assert text_of(entry) == ["patch_head,layers=0+1+2+3,heads=2,trace=a,b=c.h5"]
+    file = tmp_path / "changes.json"
+    file.write_text(json.dumps([entry]))
+    assert text_of(file) == text_of(entry)
+
+
+@pytest.mark.parametrize("values", [[1, 2], (2, 1), range(1, 3), np.array([2, 1]), np.array([1, 2], np.uint8),
+                                    torch.tensor([1, 2]), [np.int64(1), torch.tensor(2)], {1, 2}])
+def test_lists_of_any_kind(values):
+    assert text_of({"what": "drop_head", "layers": values}) == ["drop_head,layers=1+2"]
+
+
+def test_one_index_and_switches():
+    for one in (1, np.int64(1), np.array(1), np.array([1]), torch.tensor(1), torch.tensor([1]), "1"):
+        assert text_of({"what": "drop_head", "layers": one}) == ["drop_head,layers=1"]
+    assert text_of([{"what": "drop_head", "mean": False, "commits": True}]) == ["drop_head,commits"]
+
+
+@pytest.mark.parametrize("by", ["0.5", ".5", "5e-1", "0.5e0", "0.50", "5E-1"])
+def test_numbers_as_the_runtime_reads_them(by):
+    assert text_of(f"scale,by={by}") == ["scale,by=0.5"]
+
+
+@pytest.mark.parametrize("given, shared", [
+    ("hide_keys,region=first,heads=0", "KV head 0 (changes 0, leaves 1)"),
+    ("drop_external,heads=1+3", "KV head 0 (changes 1, leaves 0), KV head 1 (changes 3, leaves 2)"),
+    ("drop_internal,layers=1,heads=0-2", "KV head 1 (changes 2, leaves 3)"),
+    ("drop_external,heads=2-3", ""), ("drop_internal", ""), ("drop_head,heads=0", ""), ("scale,by=2,heads=1", "")])
+def test_heads_that_share_keys_are_named(tmp_path, given, shared):
+    """In the words of `blockscope capture`."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        record_blocks(tmp_path / "run.h5", models.qwen3(), given)
+    told = [str(one.message) for one in found if "share keys" in str(one.message)]
+    text = text_of(given)[0]
+    assert told == ([f"interventions '{text}': changes some of the heads that share keys and values: {shared}"]
+                    if shared else [])
 
 
 @pytest.mark.parametrize("options, words", [

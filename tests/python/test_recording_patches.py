@@ -1,6 +1,8 @@
 """blockscope.record(interventions=...): values of another trace at the same step, and changes of commit passes. The
 judges are the other trace's own rows, bit for bit, whole traces of `blockscope capture --intervene`, and plain runs."""
 
+import contextlib
+import os
 import subprocess
 
 import h5py
@@ -13,6 +15,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 import blockscope  # noqa: E402
 import recorded_loops as loops  # noqa: E402
 import recorded_models as models  # noqa: E402
+from blockscope import _core  # noqa: E402
 from blockscope.recording import kernels  # noqa: E402
 from recording_checks import BINARY, MASK, PROMPT, SIZE, compare_with_capture, rows_of  # noqa: E402
 
@@ -255,9 +258,9 @@ def test_scattered_positions_and_named_arguments(tmp_path, named):
 
 @pytest.mark.parametrize("text, words", [
     ("patch_head,trace={low}", "interventions: {low}: expected /attention/external, got a trace of level summary. HINT"
-                               ": capture it with --record outputs"),
-    ("patch_hidden,trace={low}", "expected /hidden/hidden, got a trace of level summary. HINT: capture it with "
-                                 "--record full"),
+                               ": record it at level outputs"),
+    ("patch_hidden,trace={low}", "expected /hidden/hidden, got a trace of level summary. HINT: record it at level "
+                                 "full"),
     ("patch_external,trace={some},steps=1,heads=0", "{some}: expected layer 1, got layers 0"),
     ("patch_external,trace={some},steps=1,layers=0", "{some}: expected head 1, got heads 0"),
     ("patch_external,trace={some},layers=0,heads=0", "step 2, got no such recorded row. HINT: choose steps= and"),
@@ -288,6 +291,147 @@ def test_patches_that_do_not_fit(tmp_path, text, words):
     with pytest.raises((blockscope.UsageError, blockscope.TraceError)) as error:
         record(tmp_path / "run.h5", "blocks", text.format(**paths), gen_length=16)
     assert words.format(**paths) in str(error.value) and not (tmp_path / "run.h5").exists()
+
+
+@pytest.mark.parametrize("what", ["patch_external", "patch_hidden"])
+@pytest.mark.parametrize("name, words", [
+    ("missing", "missing.h5: can't open the trace"), ("damaged", "damaged.h5"),
+    ("low", "low.h5: expected /.*, got a trace of level summary"),
+    ("qwen", "qwen.h5: num_layers: expected the model's 6, got 3"),
+    ("heads", "heads.h5: num_heads: expected the model's 12, got 6"),
+    ("hidden", "hidden.h5: hidden_size: expected the model's 7, got")])
+def test_files_that_no_step_can_use_are_told_before_the_loop(tmp_path, what, name, words):
+    """Also if no step would use them."""
+    path = tmp_path / f"{name}.h5"
+    if name == "damaged":
+        path.write_text("no trace")
+    elif name == "low":
+        record(path, "blocks", gen_length=16, level="summary")
+    elif name == "qwen":
+        model = models.qwen3()
+        with blockscope.record(model, path, block_length=8, mask_token_id=MASK, gen_length=16, level="full"):
+            models.decode_qwen_blocks(model, torch.tensor([SHORT[:24]]) % 90, 16, 8, MASK)
+    elif name != "missing":
+        record(path, "blocks", gen_length=16)
+    model = models.PlainModel("needle")
+    if name == "heads":
+        model.config.num_attention_heads = 12
+    elif name == "hidden":
+        model.config.hidden_size = 7
+    run = blockscope.record(model, tmp_path / "run.h5", block_length=SIZE, attention="replace",
+                            interventions=f"{what},trace={path},blocks=99")
+    with pytest.raises((blockscope.UsageError, blockscope.TraceError), match=words):
+        run.__enter__()
+    assert not model._forward_hooks and not model._forward_pre_hooks and not list(tmp_path.glob("run.h5*"))
+
+
+def test_shapes_are_compared_once_a_layer_shows_them(tmp_path):
+    other = models.qwen3(kv_heads=4)
+
+    def decode(path, model, given):
+        with blockscope.record(model, tmp_path / path, block_length=8, mask_token_id=MASK, gen_length=16,
+                               attention="replace", interventions=given):
+            models.decode_qwen_blocks(model, torch.tensor([SHORT[:24]]) % 90, 16, 8, MASK)
+
+    decode("other.h5", other, None)
+    with pytest.raises(blockscope.UsageError, match="other.h5: num_kv_heads: expected the model's 2, got 4"):
+        decode("run.h5", models.qwen3(), f"patch_head,trace={tmp_path}/other.h5")
+
+
+def opened(path):
+    links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    return sum(os.path.realpath(link) == str(path) for link in links if os.path.islink(link))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_sources_are_open_while_the_recording_is(tmp_path, monkeypatch, fails):
+    """The name counts from the folder in which record() was called."""
+    record(tmp_path / "other.h5", "blocks", gen_length=16)
+    monkeypatch.chdir(tmp_path)
+    model, elsewhere = models.PlainModel("needle"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run = blockscope.record(model, tmp_path / "run.h5", block_length=SIZE, gen_length=16, attention="replace",
+                            interventions=["patch_head,trace=other.h5,layers=1", "patch_external,trace=other.h5"])
+    monkeypatch.chdir(elsewhere)
+    assert opened(tmp_path / "other.h5") == 0
+    with contextlib.suppress(KeyError), run:
+        assert opened(tmp_path / "other.h5") > 0
+        models.decode_blocks(model, SHORT, 16, SIZE)
+        if fails:
+            raise KeyError
+    assert opened(tmp_path / "other.h5") == 0
+    if not fails:
+        assert (read(tmp_path / "run.h5")["/attention/intervened"] == 1).any()
+    run = blockscope.record(model, tmp_path / "second.h5", block_length=SIZE, attention="replace",
+                            interventions=[f"patch_head,trace={tmp_path}/other.h5", "patch_head,trace=none.h5"])
+    with pytest.raises(blockscope.TraceError, match="elsewhere/none.h5"):
+        run.__enter__()
+    assert opened(tmp_path / "other.h5") == 0
+
+
+def test_a_source_that_is_still_written(tmp_path):
+    """Another view of the file closes it. It opens again with the new rows."""
+    path, model, found = tmp_path / "own.h5", models.PlainModel("needle"), []
+    sources = []
+    with blockscope.record(model, path, block_length=SIZE, gen_length=48) as run:
+        def after(*_):
+            run.commit()
+            if not os.path.exists(f"{path}.partial"):
+                return
+            trace = blockscope.open(path)
+            last = trace.num_rows - 1
+            if last < 0:
+                return
+            steps = {name: int(trace.tree[f"steps/{name}"][last]) for name in ("kind", "block_start", "step")}
+            sources[:] = sources or [_core.StepSource(os.fsencode(path), [-1] * 5, ["/attention/external"])]
+            if steps["kind"] == 1:
+                step = [0, steps["block_start"], SIZE, steps["step"]]
+                values = sources[0].values("/attention/external", SHORT, step, 1, [3])
+                assert np.array_equal(np.frombuffer(values, np.float32),
+                                      trace.tree["attention/external"][last, 1, 3].values.ravel())
+                found.append(last)
+
+        model.register_forward_hook(after)
+        run.end_sequence(models.decode_blocks(model, SHORT, 48, SIZE))
+    assert len(found) > 5
+    sources[0].close()
+    with pytest.raises(blockscope.UsageError, match="own.h5: the trace is closed"):
+        sources[0].values("/attention/external", SHORT, [0, 0, SIZE, 1], 1, [3])
+
+
+def damage(path, name, place, value):
+    with h5py.File(path, "r+") as file:
+        row = np.flatnonzero(file["/steps/kind"][:rows_of(file)] == 1)[1]
+        file[name][(row, *place)] = value
+    return row
+
+
+@pytest.mark.parametrize("name, place, value, words", [
+    ("/attention/external", (1, 0, 3, 2), np.nan, "layer 1, head 0: expected finite values, got nan. HINT: the file"),
+    ("/attention/internal", (1, 2, 3, 2), np.inf, "layer 1, head 2: expected finite values, got inf"),
+    ("/attention/external", (1, 0, 3), np.nan, "layer 1, head 0: expected finite values, got nan"),  # others have it
+    ("/attention/lse_external", (1, 2, 3), np.nan, "layer 1, head 2: expected finite values, got nan"),
+    ("/attention/lse_internal", (1, 0, 3), np.inf, "layer 1, head 0: expected finite values, got inf"),
+    ("/attention/external", (1, slice(None), 3), np.nan, "expected values of the whole block, got only some positions"),
+    ("/attention/lse_internal", (1, slice(None), 3), np.nan, "expected values of the whole block"),
+    ("/attention/external", (1, 5), np.nan, None), ("/attention/lse_internal", (1, 5, 3), np.inf, None),
+    ("/attention/external", (2, 0), np.nan, None), ("/attention/lse_external", (1, 0), -np.inf, None),
+    ("/hidden/hidden", (1, 3, 2), np.inf, "layer 1: expected finite values, got inf"),
+    ("/hidden/hidden", (1, 3, 2), np.nan, "layer 1: expected finite values, got nan"),
+    ("/hidden/hidden", (1, 3), np.nan, "expected values of the whole block, got only some positions. HINT: record a"),
+    ("/hidden/hidden", (2, 3), np.nan, None)])
+def test_values_that_no_pass_has(tmp_path, name, place, value, words):
+    other = tmp_path / "other.h5"
+    record(other, "canvas")
+    row = damage(other, name, place, value)
+    kind = "patch_hidden,layers=1" if "hidden" in name else "patch_head,layers=1,heads=0+2"
+    if words is None:
+        record(tmp_path / "run.h5", "canvas", f"{kind},trace={other}")
+        return
+    with pytest.raises((blockscope.UsageError, blockscope.CorruptTrace)) as error:
+        record(tmp_path / "run.h5", "canvas", f"{kind},trace={other}")
+    assert words in str(error.value) and f"{name}: row {row}" in str(error.value)
+    assert isinstance(error.value, blockscope.CorruptTrace) == ("finite" in words)
 
 
 def test_commits_of_runs_without_them(tmp_path):

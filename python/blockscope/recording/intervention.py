@@ -47,6 +47,21 @@ class Intervention:
             return False
         return self.in_commits if one.kind is Kind.COMMIT else self.takes_in("steps", one.step)
 
+    def shared_keys_text(self, num_heads: int, num_kv_heads: int) -> str:
+        """Which of the heads that share keys and values it leaves as they are; empty: none, or it names no heads."""
+        if not self.kind.about_keys or self["heads"] is None:
+            return ""
+        group, shared = num_heads // num_kv_heads, []
+        for kv_head in range(num_kv_heads):
+            heads = range(kv_head * group, (kv_head + 1) * group)
+            changed, others = ([str(head) for head in heads if (head in self["heads"]) == wanted]
+                               for wanted in (True, False))
+            if changed and others:
+                shared.append(f"KV head {kv_head} (changes {'+'.join(changed)}, leaves {'+'.join(others)})")
+        if not shared:
+            return ""
+        return f"interventions '{self.text}': changes some of the heads that share keys and values: {', '.join(shared)}"
+
     @property
     def text(self) -> str:
         """The shortest text that gives this intervention."""
@@ -68,6 +83,7 @@ class InterventionKind:
     comes_first: bool = False  # it computes attention again
     check: Callable[[Intervention], str] = lambda given: ""  # what is missing or contradicts itself
     needs: tuple[str, ...] = ()  # datasets of the trace that it names
+    about_keys: bool = False  # it takes keys away, which heads may share
 
     @property
     def options(self) -> tuple[Option, ...]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import re
 
 import torch
 
 from .. import _core
+from .._arguments import index_set
 from .hidden_keys import hide_keys
 from .intervention import Intervention, InterventionKind, KeptPair, Option, Site
 from .split import Part
@@ -122,10 +125,14 @@ def _whole(name: str, least: int, initial: int | None = None) -> Option:
     return Option(name, f"a whole number from {least}", read, initial)
 
 
+_REAL = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)  # as the runtime reads them
+
+
 def _real(name: str, least: float, most: float = 1e6, *, least_is_left_out: bool = False) -> Option:
     def read(text: str) -> float:
-        value = float(text)
-        if not least <= value <= most or least_is_left_out and value == least:
+        value = float(text) if _REAL.fullmatch(text) else math.nan
+        too_small = value == 0.0 and bool(re.search("[1-9]", text.lower().partition("e")[0]))
+        if too_small or not least <= value <= most or least_is_left_out and value == least:
             raise ValueError
         return value
 
@@ -135,14 +142,7 @@ def _real(name: str, least: float, most: float = 1e6, *, least_is_left_out: bool
 
 def _list(name: str, least: int) -> Option:
     def read(text: str) -> tuple[int, ...]:
-        found: set[int] = set()
-        for part in text.split("+"):
-            low, dash, high = part.partition("-")
-            begin, end = int(low), int(high if dash else low)
-            if not least <= begin <= end or end - begin > 1 << 24:
-                raise ValueError
-            found.update(range(begin, end + 1))
-        return tuple(sorted(found))
+        return tuple(index_set(name, text.replace("+", ","), least))  # UsageError is a ValueError
 
     return Option(name, f"whole numbers from {least}, such as {least}-{least + 2}+{least + 5}", read, None,
                   lambda values: "+".join(map(str, values)))
@@ -160,6 +160,13 @@ def _not_empty(text: str) -> str:
     if not text:
         raise ValueError
     return text
+
+
+def _file(text: str) -> str:
+    os.fsencode(text)  # ValueError: half of a character
+    if "\0" in text:
+        raise ValueError
+    return _not_empty(text)
 
 
 def one_of(words: list[str]) -> str:
@@ -186,17 +193,17 @@ def _one_choice_of_keys(given: Intervention) -> str:
 _HEADS = _list("layers", 0), _list("heads", 0), _list("steps", 1), _list("blocks", 0)
 _LAYERS = tuple(option for option in _HEADS if option.name != "heads")
 _WHERE = *_HEADS, _switch("commits")
-_TRACE = Option("trace", "a file", _not_empty)
+_TRACE = Option("trace", "a file", _file)
 _EXTERNAL = "/attention/external", "/attention/lse_external"
 _INTERNAL = "/attention/internal", "/attention/lse_internal"
 KINDS = {kind.name: kind for kind in (
-    InterventionKind("drop_external", _WHERE, (), _drop_external),
-    InterventionKind("drop_internal", _WHERE, (), _drop_internal),
+    InterventionKind("drop_external", _WHERE, (), _drop_external, about_keys=True),
+    InterventionKind("drop_internal", _WHERE, (), _drop_internal, about_keys=True),
     InterventionKind("drop_head", _WHERE, (_switch("mean"),), _drop_head),
     InterventionKind("hide_keys", _WHERE, (
         _list("positions", 0), _word("region", list(_core.region_names), "a part of the prompt (regions=)"),
-        _whole("token", 0), _whole("top", 1),
-        _real("sinks", 0.0, least_is_left_out=True)), hide_keys, comes_first=True, check=_one_choice_of_keys),
+        _whole("token", 0), _whole("top", 1), _real("sinks", 0.0, least_is_left_out=True)),
+        hide_keys, comes_first=True, check=_one_choice_of_keys, about_keys=True),
     InterventionKind("freeze_external", _WHERE, (_whole("from", 1, 1),), _freeze_external, watch=_keep_pair),
     InterventionKind("scale", _WHERE, (_real("by", -1e6),), _scale, check=_by_is_given),
     InterventionKind("noise", _WHERE, (_real("by", 0.0, least_is_left_out=True), _whole("seed", 0, 0)), _noise,

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .._arguments import whole_numbers
 from ..errors import UsageError
 from .intervention import Intervention
 from .intervention_kinds import KINDS, one_of, real_text
@@ -32,7 +33,9 @@ def read_interventions(given: Any) -> tuple[Intervention, ...]:
 
 
 def _file_entries(path: str | os.PathLike[str]) -> list[Any]:
-    name = os.fspath(path)
+    name = os.fsdecode(path)
+    if "\0" in name:
+        raise UsageError(f"interventions: {name!r}: can't be read. HINT: a name without NUL")
     try:
         with open(path, encoding="utf-8") as file:
             entries = json.load(file)
@@ -50,52 +53,57 @@ def _file_entries(path: str | os.PathLike[str]) -> list[Any]:
 
 def _of_entry(where: str, entry: Any) -> Intervention:
     if isinstance(entry, str):
-        return _of_text(entry)
+        name, *parts = entry.split(",")
+        pairs = [part.partition("=") for part in parts]
+        return _read(entry, name, [(word, value if equals else None) for word, equals, value in pairs])
     if not isinstance(entry, Mapping) or not isinstance(entry.get("what"), str):
         raise UsageError(f"{where}: expected a text, or an object with the member \"what\", got {entry!r}")
-    parts = [_option_text(where, name, value) for name, value in entry.items() if name != "what"]
-    return _of_text(",".join([entry["what"], *(part for part in parts if part)]))
+    options = [(str(name), _option_text(where, name, value)) for name, value in entry.items() if name != "what"]
+    text = [entry["what"], *(name if value is None else f"{name}={value}" for name, value in options)]
+    kind = KINDS.get(entry["what"])
+    switches = [] if kind is None else [option.name for option in kind.options if not option.range]
+    off = [name for name in switches if entry.get(name) is False]
+    return _read(",".join(text), entry["what"], [pair for pair in options if pair[0] not in off])
 
 
-def _option_text(where: str, name: str, value: Any) -> str:
-    """An option of an object as the text has it. "": a switch that is off."""
+def _option_text(where: str, name: str, value: Any) -> str | None:
+    """The value of an object's member as a text has it. None for a switch, or another truth value."""
     if isinstance(value, bool):
-        return name if value else ""
+        return None
     if isinstance(value, (str, os.PathLike)):
-        return f"{name}={os.fspath(value)}"
-    if hasattr(value, "__index__"):
-        return f"{name}={value.__index__()}"
+        return os.fsdecode(value)
+    numbers_given = whole_numbers(value)
+    if numbers_given:
+        return "+".join(map(str, numbers_given))
     if isinstance(value, numbers.Real):
-        return f"{name}={real_text(float(value))}"
-    values = list(value) if isinstance(value, Iterable) and not isinstance(value, (bytes, Mapping)) else []
-    if not values or any(isinstance(one, bool) or not hasattr(one, "__index__") for one in values):
-        raise UsageError(f"{where}: {name}: expected a number, a text, true, or a list of whole numbers, got {value!r}")
-    return f"{name}={'+'.join(str(one.__index__()) for one in values)}"
+        return real_text(float(value))
+    raise UsageError(f"{where}: {name}: expected a number, a text, true, or a list of whole numbers, got {value!r}")
 
 
-def _of_text(text: str) -> Intervention:
+def _read(text: str, name: str, pairs: list[tuple[str, str | None]]) -> Intervention:
+    """text: names the intervention in messages. pairs: its options; None: without a value."""
     def refuse(what: str) -> UsageError:
         return UsageError(f"interventions '{text}': {what}")
 
-    name, *parts = text.split(",")
     if name not in KINDS:
         raise refuse(f"expected {one_of(list(KINDS))}, got '{name}'")
     kind = KINDS[name]
     options = {option.name: option for option in kind.options}
     values: dict[str, Any] = {}
-    for part in parts:
-        word, equals, value = part.partition("=")
+    for word, value in pairs:
         if word not in options:
             raise refuse(f"expected {one_of(list(options))}, got '{word}'")
         if word in values:
             raise refuse(f"expected {word} once, got it twice")
         option = options[word]
-        if not option.range and equals:
+        if not option.range and value is not None:
             raise refuse(f"{word}: expected no value, got '{value}'")
+        if option.range and not value:
+            raise refuse(f"{word}: expected {option.range}, got nothing")
         try:
-            values[word] = option.read(value)
+            values[word] = option.read(value or "")
         except ValueError:
-            raise refuse(f"{word}: expected {option.range}, got {value and repr(value) or 'nothing'}") from None
+            raise refuse(f"{word}: expected {option.range}, got {value!r}") from None
     result = Intervention(kind, {option.name: values.get(option.name, option.initial) for option in kind.options})
     wrong = kind.check(result)
     if wrong:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -25,8 +27,12 @@ class Interventions:
         self._regions = regions
         self._given = sorted(given, key=lambda one: not one.kind.comes_first)
         self._kept: list[dict[tuple[int, int], KeptPair]] = [{} for _ in given]
-        self._sources: dict[int, PatchSource] = {}  # by place in _given
-        self._numbers, self._num_layers = Numbers(), num_layers
+        # The loop may change the working folder. By place in _given, like the next one.
+        self._paths = {place: os.path.abspath(os.fsencode(given["trace"]))
+                       for place, given in enumerate(self._given) if given.kind.needs}
+        self._sources: dict[int, PatchSource] = {}
+        self._numbers, self._num_layers, self._num_heads = Numbers(), num_layers, num_heads
+        self._told = False  # which heads share keys
         self._check("layers", num_layers)
         if num_heads is not None:
             self._check("heads", num_heads)
@@ -39,6 +45,21 @@ class Interventions:
 
     def __bool__(self) -> bool:
         return bool(self._given)
+
+    def open(self, hidden_size: int | None) -> None:
+        """Opens the traces that patches take values from. hidden_size, like the number of heads: the configuration's.
+        Layers show the other sizes later."""
+        known = ModelSizes(self._num_layers, hidden_size or -1, None, self._num_heads or -1)
+        try:
+            for place, path in self._paths.items():
+                self._sources[place] = PatchSource(path, known, self._given[place].kind.needs, self._numbers)
+        except Exception:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        while self._sources:
+            self._sources.popitem()[1].close()
 
     def _check(self, name: str, count: int) -> None:
         for given in self._given:
@@ -74,12 +95,9 @@ class Interventions:
                     patched[slot].index_copy_(0, index.to(patched.device), values)
         return patched
 
-    def _source(self, place: int, sizes: ModelSizes) -> PatchSource | None:
-        """Opened again where a layer's shape becomes known, to compare it."""
-        given = self._given[place]
-        if given.kind.needs and (place not in self._sources or self._sources[place].sizes != sizes):
-            self._sources[place] = PatchSource(given["trace"], sizes, given.kind.needs, self._numbers)
-        return self._sources.get(place)
+    def _source(self, place: int, sizes: ModelSizes) -> PatchSource:
+        self._sources[place].check(sizes)
+        return self._sources[place]
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
@@ -89,6 +107,7 @@ class Interventions:
         would get, which may be changed in place."""
         heads = call.q.shape[1]
         self._check("heads", heads)
+        self._tell_shared_keys(sizes)
         # One query may stand as queries of its KV head: [S, K, H / K, D].
         whole = out if out.shape[1] == heads else out.reshape(out.shape[0], heads, 1, out.shape[-1])
         block = call.rows.of(whole, 2)
@@ -114,6 +133,15 @@ class Interventions:
                 whole[slot].index_copy_(1, index, block[slot])
         return whole.reshape(out.shape)
 
+    def _tell_shared_keys(self, sizes: ModelSizes) -> None:
+        if self._told or sizes.shape is None:
+            return
+        self._told = True
+        for given in self._given:
+            text = given.shared_keys_text(sizes.shape.heads, sizes.shape.kv_heads)
+            if text:
+                warnings.warn(text, stacklevel=2)
+
     def _apply_to(self, site: Site, sizes: ModelSizes) -> None:
         for place, (given, kept) in enumerate(zip(self._given, self._kept)):
             if given.kind.apply is None or not given.takes_in("layers", site.layer):
@@ -123,7 +151,7 @@ class Interventions:
                 given.kind.watch(given, site)
             if not given.includes(site.one):
                 continue
-            site.source = self._source(place, sizes)
+            site.source = self._source(place, sizes) if given.kind.needs else None
             heads = torch.arange(site.out.shape[0]) if given["heads"] is None else torch.tensor(given["heads"])
             if given.kind.apply(given, site, heads):
                 site.merge(heads)

@@ -3,7 +3,6 @@ runtime's."""
 
 from __future__ import annotations
 
-import os
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,22 +18,33 @@ if TYPE_CHECKING:  # pragma: no cover
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes that the other trace's model must have, too. shape: None while no attention was seen."""
+    """The sizes that the other trace's model must have, too. hidden_size, heads: -1 if unknown. shape: None while no
+    attention was seen."""
 
     num_layers: int
     hidden_size: int
     shape: LayerShape | None
+    heads: int = -1  # where the shape isn't known
 
     def numbers(self) -> list[int]:
         shape = self.shape
-        of_heads = [-1] * 3 if shape is None else [shape.heads, shape.kv_heads, shape.channels]
+        of_heads = [self.heads, -1, -1] if shape is None else [shape.heads, shape.kv_heads, shape.channels]
         return [self.num_layers, *of_heads, self.hidden_size]
 
 
 class PatchSource:
-    def __init__(self, path: str, sizes: ModelSizes, needed: tuple[str, ...], numbers: Numbers) -> None:
-        self.sizes, self._numbers = sizes, numbers
-        self._trace = _core.StepSource(os.fsencode(path), sizes.numbers(), list(needed))
+    def __init__(self, path: bytes, sizes: ModelSizes, needed: tuple[str, ...], numbers: Numbers) -> None:
+        self._sizes, self._numbers = sizes, numbers
+        self._trace = _core.StepSource(path, sizes.numbers(), list(needed))
+
+    def close(self) -> None:
+        self._trace.close()
+
+    def check(self, sizes: ModelSizes) -> None:
+        """Refuses the trace of another model, as far as sizes are known."""
+        if sizes != self._sizes:
+            self._trace.check_model(sizes.numbers())
+            self._sizes = sizes
 
     def of_heads(self, path: str, sequence: Sequence, one: Pass, layer: int, heads: list[int]) -> torch.Tensor:
         """Values of a dataset for these heads of the model, float32, in a row."""

@@ -25,7 +25,7 @@ from .entrances import Entrances
 from .geometry import Geometry
 from .interventions import Interventions
 from .interface import unwatch_interface, watch_interface
-from .model import NUM_HEADS, NUM_LAYERS, Inputs, find_layers, logits_of
+from .model import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS, Inputs, find_layers, logits_of
 from .order import BatchOrder
 from .passes import NO_GRADIENTS, RunningPass
 from .rows import RowWriter
@@ -95,6 +95,7 @@ class Recorder:
             raise UsageError("the recording is open already")
         _core.check_trace_target(self._path, True)  # refuses a trace that is being written, even with `force`
         self._refuse_existing()
+        self._interventions.open(config_value(uncompiled(self._model), *HIDDEN_SIZE))
         if self._looks_inside:
             watch_interface()
         if self._settings.compiled == "eager":
@@ -150,6 +151,7 @@ class Recorder:
             else:
                 warnings.warn(note, stacklevel=2)
         finally:
+            self._interventions.close()
             self._rows.release()
 
     def begin_sequence(self, *, prompt_length: int | None = None, gen_length: int | None = None,
