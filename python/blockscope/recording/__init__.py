@@ -88,10 +88,11 @@ def record(
     interventions: what is changed in attention while the model decodes, such as ``["drop_head,layers=3,heads=0-2"]``.
         Texts are those of ``blockscope capture --intervene``, which ``blockscope help intervene`` lists. An entry is a
         text, a dict such as ``{"what": "drop_head", "layers": [3]}``, or the name of a ``*.json`` file with a list. It
-        needs ``attention="replace"`` and a model that calls ``scaled_dot_product_attention`` on a CPU. Only denoising
-        passes change, and with ``commits`` those that commit a block. ``patch_external`` and ``patch_head`` take values
-        of a trace with the same prompts, and ``patch_hidden`` the layers' inputs. A layer that can't be changed ends
-        the recording. ``run["interventions"]`` in the trace has the texts.
+        needs ``attention="replace"``. All kinds except ``patch_hidden`` need a model that calls
+        ``scaled_dot_product_attention`` on a CPU. Only denoising passes change, and with ``commits`` those that commit
+        a block. ``patch_external`` and ``patch_head`` take values of a trace with the same prompts, and
+        ``patch_hidden`` the layers' inputs. A layer that can't be changed ends the recording. ``run["interventions"]``
+        in the trace has the texts.
     maps: the attention weights themselves, as float16 in ``/map/weight``: a text of ``blockscope capture
         --record-maps``, such as ``"layers=3,9;heads=0-3;steps=1,8"``, or a dict such as ``{"layers": [3, 9]}``. What is
         left out is recorded whole; ``{}`` is all weights. ``positions`` is the length of the longest sequence. By
