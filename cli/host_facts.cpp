@@ -69,13 +69,8 @@ std::string environment_value(const char* name) {
 CpuFacts read_cpu_facts() {
   CpuFacts facts;
   facts.model = proc_value("/proc/cpuinfo", "model name");
-  facts.cores = available_cores();
-  std::ifstream quota_file("/sys/fs/cgroup/cpu.max");
-  double quota = 0;
-  double period = 0;
-  if (quota_file >> quota >> period && period > 0) {
-    facts.quota = quota / period;
-  }
+  facts.cores = cores_of_process();
+  facts.quota = cores_of_control_group();
   const std::string flags = " " + proc_value("/proc/cpuinfo", "flags") + " ";
   for (const char* feature : kCpuFeatures) {
     if (flags.find(fmt::format(" {} ", feature)) != std::string::npos) {

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
+#include <system_error>
 
 #include "analysis/math/row_products.h"
 #include "analysis/math/softmax_loops.h"
@@ -59,12 +60,13 @@ InternalKeys internal_keys(const TraceReader& trace, std::int64_t row, std::size
 
 constexpr std::size_t kKeysOfOneThread = 2048;  // a thread takes as long to start as these keys
 
-/// Two pieces of work after each other, of a count each: on one thread, or in halves on two.
+/// A piece of work that can be divided by a count.
 struct Phase {
   std::size_t count = 0;
   std::function<void(std::size_t begin, std::size_t end)> work;
 };
 
+/// Does two phases one after the other: on one thread, or in halves on two.
 void in_halves(const std::array<Phase, 2>& phases, std::size_t keys) {
   if (keys < 2 * kKeysOfOneThread || available_cores() < 2) {
     for (const Phase& phase : phases) phase.work(0, phase.count);
@@ -86,7 +88,13 @@ void in_halves(const std::array<Phase, 2>& phases, std::size_t keys) {
     run(phases[1]);
   };
   // Joins, and passes on an exception, whichever half throws.
-  std::future<void> other = std::async(std::launch::async, half, false);
+  std::future<void> other;
+  try {
+    other = std::async(std::launch::async, half, false);
+  } catch (const std::system_error&) {  // no more threads may be started
+    for (const Phase& phase : phases) phase.work(0, phase.count);
+    return;
+  }
   half(true);
   other.get();
 }
@@ -114,13 +122,14 @@ void add_scores(std::span<const float> queries, std::size_t rows, std::span<cons
   }
 }
 
-/// Replaces the products of one side by exp(score - largest score), and returns both.
+/// The scores of one query on one side of the keys.
 struct Side {
   float largest;  ///< score; NaN for a NaN product; -inf without a score above it
   double sum;     ///< 0 without such a score
   double lse() const { return sum > 0.0 ? double{largest} + std::log(sum) : double{largest}; }
 };
 
+/// Replaces the products by exp(score - largest score).
 Side softmax_of_side(std::span<float> products, double scale) {
   const SoftmaxLoops& loops = best_softmax_loops();
   const auto factor = static_cast<float>(scale);
