@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -31,12 +32,11 @@ RegionRule rule_of(const nlohmann::json& entry, const std::string& where) {
   }
   RegionRule rule;
   rule.region = entry.at("region").get<std::string>();
-  const bool fixed = std::ranges::find(kRegionNames, rule.region) != kRegionNames.end();
-  if (fixed || rule.region.empty() || rule.region.find_first_of(",=+") != std::string::npos) {
+  if (!is_part_name(rule.region)) {
     refuse(
-        fmt::format("region: expected a name without \",\", \"=\" and \"+\" that is not one of "
-                    "{}, got \"{}\"",
-                    fmt::join(kRegionNames, ", "), rule.region));
+        fmt::format("region: expected a name of at most {} bytes without control characters, "
+                    "\",\", \"=\" and \"+\" that is not one of {}, got {}",
+                    kMostPartNameBytes, fmt::join(kRegionNames, ", "), shown(entry.at("region"))));
   }
   int kinds = 0;
   for (const auto& [key, value] : entry.items()) {
@@ -44,7 +44,8 @@ RegionRule rule_of(const nlohmann::json& entry, const std::string& where) {
     ++kinds;
     if (key == "positions" && value.is_string()) {
       rule.positions = parse_index_set(value.get<std::string>(), where + ": positions", 0);
-    } else if (key == "token" && value.is_number_unsigned()) {
+    } else if (key == "token" && value.is_number_unsigned() &&
+               std::cmp_less_equal(value.get<uint64_t>(), std::numeric_limits<int64_t>::max())) {
       rule.token = value.get<int64_t>();
     } else if (key == "text" && value.is_string()) {
       rule.text = value.get<std::string>();
@@ -147,7 +148,7 @@ std::vector<uint8_t> PromptParts::parts_of(const std::string& prompt, std::span<
   for (const RegionRule& rule : rules_) {
     const bool of_text = !rule.text.empty() || !rule.from.empty();
     if (text == nullptr && of_text) {
-      refuse(rule, prompt, "expected a tokenizer (tokenizer.json) to find texts, got none");
+      refuse(rule, prompt, "expected a tokenizer to find texts, got none");
     }
     const auto number =
         static_cast<uint8_t>(std::ranges::find(names_, rule.region) - names_.begin() + 1);

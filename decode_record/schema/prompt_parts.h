@@ -36,7 +36,7 @@ class TokenizedText {
   std::vector<std::size_t> starts_;  // of the tokens, and the end of the last one
 };
 
-/// Collects the parts of all prompts of a run.
+/// The parts of a run's prompts: finds them by rules, and numbers their names.
 class PromptParts {
  public:
   /// `where`: where the rules stand, for messages.
@@ -47,7 +47,7 @@ class PromptParts {
   /// token, or two that fit the same.
   std::vector<std::uint8_t> parts_of(const std::string& prompt, std::span<const std::int64_t> ids,
                                      const TokenizedText* text) const;
-  /// From 1; a name that is new gets the next number.
+  /// From 1; a name that is new gets the next number. `name`: is_part_name().
   std::uint8_t number_of(const std::string& name);
   bool empty() const { return names_.empty(); }
 

@@ -92,10 +92,12 @@ void check_regions(const TraceMeta& meta) {
   for (std::size_t i = 0; i < names.size(); ++i) {
     const bool twice = std::find(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(i),
                                  names[i]) != names.begin() + static_cast<std::ptrdiff_t>(i);
-    if (names[i].empty() || names[i].find(',') != std::string::npos || twice) {
-      throw UsageError(
-          fmt::format("trace meta: regions: expected different names without a comma, got \"{}\"",
-                      fmt::join(names, "\", \"")));
+    const bool is_fixed = i < kParts || i >= places.answer;
+    if (twice || (!is_fixed && !is_part_name(names[i]))) {
+      throw UsageError(fmt::format(
+          "trace meta: regions: expected different names of at most {} bytes without control "
+          "characters, \",\", \"=\" and \"+\", got \"{}\"",
+          kMostPartNameBytes, fmt::join(names, "\", \"")));
     }
   }
 }
@@ -132,6 +134,14 @@ std::vector<std::int64_t> count_up(std::int64_t count) {
 }
 
 }  // namespace
+
+bool is_part_name(std::string_view name) {
+  return !name.empty() && name.size() <= kMostPartNameBytes &&
+         name.find_first_of(",=+") == std::string_view::npos &&
+         std::ranges::none_of(
+             name, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }) &&
+         std::ranges::find(kRegionNames, name) == kRegionNames.end();
+}
 
 std::string_view to_string(RecordLevel level) {
   return kLevelNames.at(static_cast<std::size_t>(level));

@@ -27,6 +27,10 @@ inline constexpr std::int64_t kMostDistanceBins = 24;  ///< in any trace
 /// one, decided and masked positions of the block, and positions after the block.
 inline constexpr std::array<std::string_view, 6> kRegionNames{"first",   "prompt", "answer",
                                                               "decided", "masks",  "after"};
+inline constexpr std::size_t kMostPartNameBytes = 200;
+/// Whether a part of a prompt may have this name: 1 to 200 bytes, no control character, comma, "="
+/// or "+", and none of kRegionNames.
+bool is_part_name(std::string_view name);
 /// The first positions of a sequence, where attention sinks are (StreamingLLM, arXiv 2309.17453).
 inline constexpr std::int32_t kFirstPositions = 4;
 

@@ -65,16 +65,25 @@ std::vector<uint8_t> RegionFinder::parts_of(const std::string& prompt,
   }
   std::vector<uint8_t> parts = parts_.parts_of(prompt, std::vector<int64_t>(ids.begin(), ids.end()),
                                                text ? &*text : nullptr);
+  if (messages == nullptr || chat == nullptr || !text) return parts;
+  const auto unplaced = [&] {
+    if (unplaced_.empty()) unplaced_ = prompt;
+  };
   // With a normalising tokenizer, tokens don't add up to the text, so places are unknown.
-  if (messages == nullptr || chat == nullptr || !text ||
-      text->text() != chat->render(*messages, options)) {
+  if (text->text() != chat->render(*messages, options)) {
+    unplaced();
     return parts;
   }
   const auto spans = content_spans(*messages, *chat, options);
   for (size_t m = 0; m < messages->size(); ++m) {
     const auto [begin, end] = spans[m];
-    if (begin == end) continue;
-    const uint8_t number = parts_.number_of((*messages)[m].role);
+    const std::string& role = (*messages)[m].role;
+    const bool placed = begin < end && is_part_name(role);
+    if (!placed) {
+      if ((*messages)[m].content.find_first_not_of(" \t\r\n") != std::string::npos) unplaced();
+      continue;
+    }
+    const uint8_t number = parts_.number_of(role);
     for (const size_t i : text->tokens_of(begin, end)) {
       if (parts[i] == 0) parts[i] = number;
     }

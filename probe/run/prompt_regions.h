@@ -17,7 +17,7 @@ namespace blockscope {
 /// The rules of a --regions file. Throws UsageError for a file that is no such list.
 std::vector<RegionRule> read_region_rules(const std::string& path);
 
-/// Collects the parts of all prompts of a run.
+/// Finds the parts of prompts as --regions names them, and the messages of a chat by their roles.
 class RegionFinder {
  public:
   /// `where`: the file of the rules, for messages.
@@ -34,8 +34,12 @@ class RegionFinder {
   /// part is `first` or `prompt`. No names if no prompt has parts.
   PromptRegions regions(const std::vector<uint8_t>& parts) const;
 
+  /// The first prompt with a message whose place in the tokens is unknown; empty: none.
+  const std::string& unplaced() const { return unplaced_; }
+
  private:
   PromptParts parts_;
+  std::string unplaced_;
 };
 
 }  // namespace blockscope

@@ -198,6 +198,13 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
     }
     prompts.push_back(std::move(run));
   }
+  if (!finder.unplaced().empty()) {
+    note(
+        "note: prompt {}: a message of the chat is not found among the prompt's tokens, so its "
+        "role "
+        "is no region. HINT: name its place with --regions\n",
+        finder.unplaced());
+  }
   for (size_t i = 0; i < prompts.size(); ++i) prompts[i].request.regions = finder.regions(parts[i]);
   return prompts;
 }

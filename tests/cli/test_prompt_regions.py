@@ -86,6 +86,21 @@ class PromptRegions(CheckpointCase):
             np.testing.assert_allclose(found[:, -4], mean[:, answer].sum(-1), atol=3e-5)
             np.testing.assert_allclose(found.sum(-1), 1, atol=1e-4)
 
+    def test_messages_that_are_not_found_are_noted(self):
+        lines = self.root / "shouted.jsonl"
+        lines.write_text(json.dumps({"messages": MESSAGES[3:]}) + "\n")
+        self.addCleanup((self.needle / "chat_template.jinja").write_text, TEMPLATE)
+        for template, noted in ((TEMPLATE, False), (TEMPLATE.replace(
+                "{{ message.content | trim }}", "{% if 'Viola' in message.content %}Q: Linda{% else %}"
+                "{{ message.content | trim }}{% endif %}"), True)):
+            (self.needle / "chat_template.jinja").write_text(template)
+            path = self.root / "shouted.h5"
+            code, _, err = capture(self.needle, "--gen-length", 8, "-o", path, "--force", "--prompts", lines)
+            self.assertEqual(code, 0, err)
+            self.assertEqual("is not found among the prompt's tokens" in err, noted)
+            with h5py.File(path) as file:
+                self.assertEqual(b"user" in file.attrs["regions"], not noted)
+
     def test_named_parts(self):
         rules = [{"region": "question", "between": ["Q:", "A:"]}, {"region": "names", "text": "Viola ring"},
                  {"region": "head", "positions": "0-2"}]
@@ -171,6 +186,20 @@ class PromptRegions(CheckpointCase):
                 file.attrs.create("regions", np.bytes_(names))
             code, _, err = run("report", path, "-o", self.root / "damaged.html", "--force", "-q")
             self.assertTrue(code == 1 and "regions: expected first, prompt" in err, (code, err))
+
+    def test_names_that_a_trace_can_not_hold(self):
+        for name in ("a\0b", "a\nb", "a" * 201, "a,b", "first", ""):
+            with self.subTest(name[:9]):
+                path = self.rules([{"region": name, "positions": "1-2"}])
+                code, _, err = capture(self.needle, "--input-ids", "5,6,7,8", "--regions", path, "-o", self.root / "no.h5")
+                self.assertEqual(code, 2)
+                self.assertIn("expected a name of at most 200 bytes", err)
+        path = self.rules([{"region": "ä" * 100, "positions": "1-2"}])
+        with h5py.File(self.recorded("long", "--input-ids", "5,6,7,8", "--regions", path)) as file:
+            self.assertIn("ä" * 100, file.attrs["regions"].decode().split(","))
+        path = self.rules('[{"region": "a", "token": 18446744073709551615}]')
+        code, _, err = capture(self.needle, "--input-ids", "5,6,7,8", "--regions", path, "-o", self.root / "no.h5")
+        self.assertIn('"token": 18446744073709551615', err)
 
     def test_a_replay_keeps_the_parts(self):
         first = self.recorded("first", "--prompt", TEXT, "--regions",
