@@ -22,6 +22,16 @@ struct GivenText {
 
 GivenText given_text(const std::string& text) { return {text, split_choice(kInterveneKind, text)}; }
 
+bool is_switch(const std::string& what, const std::string& name) {
+  for (const InterventionEntry& entry : intervention_table()) {
+    if (entry.name != what) continue;
+    return std::ranges::any_of(entry.options, [&](const auto& option) {
+      return option.name == name && option.range.empty();
+    });
+  }
+  return false;
+}
+
 /// Adds one option of an object in a file.
 void add_option(const std::string& path, const std::string& name, const nlohmann::json& value,
                 GivenText& given) {
@@ -32,7 +42,10 @@ void add_option(const std::string& path, const std::string& name, const nlohmann
   const auto number = [](const nlohmann::json& x) {
     return x.is_number_float() ? real_text(x.get<double>()) : x.dump();
   };
-  if (value.is_boolean()) return value.get<bool>() ? add(std::nullopt) : void();
+  if (value.is_boolean()) {  // a switch that is off is not named; read_choice() refuses other names
+    const bool off = !value.get<bool>() && is_switch(given.parts.name, name);
+    return off ? void() : add(std::nullopt);
+  }
   if (value.is_number()) return add(number(value));
   if (value.is_string()) return add(value.get<std::string>());
   if (value.is_array() && std::all_of(value.begin(), value.end(),

@@ -296,6 +296,15 @@ class Interventions(CheckpointCase):
         for name in ("attention/external", "attention/internal", "prediction/confidence"):
             self.assertTrue(np.array_equal(found[name], want[name], equal_nan=True), name)
 
+    def test_false_is_a_value_of_switches_only(self):
+        file = self.root / "false.json"
+        for entry, code in (({"what": "drop_head", "mean": False}, 0), ({"what": "drop_head", "layers": False}, 2),
+                            ({"what": "drop_head", "other": False}, 2)):
+            file.write_text(json.dumps([entry]))
+            got, _, err = capture(self.model, "--input-ids", IDS, "--gen-length", 4, "--intervene", file, "-o",
+                                  self.root / "false.h5", "--force")
+            self.assertEqual(got, code, err)
+
     def test_heads_that_share_keys_are_named(self):
         def notes(text):
             code, _, err = capture(self.model, "--input-ids", IDS, "--gen-length", 4, "--intervene", text, "-o",
@@ -344,7 +353,7 @@ class Interventions(CheckpointCase):
         llada = self.recorded("llada", "--block-length", 4, model=write_family(self.root / "llada-other", "llada"))
         for text, words in (
             (f"patch_head,trace={low}", "expected /attention/external, got a trace of level summary"),
-            (f"patch_hidden,trace={low}", "--record full"),
+            (f"patch_hidden,trace={low}", "level full"),
             (f"patch_external,trace={some},steps=1,heads=0", "expected layer 1, got layers 0"),
             (f"patch_external,trace={some},steps=1,layers=0", "expected head 1, got heads 0"),
             (f"patch_external,trace={some},layers=0,heads=0", "step 2, got no such recorded row"),
