@@ -5,6 +5,9 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include <utility>
 
@@ -124,9 +127,13 @@ void LateRecorder::rethrow() const {
 
 void LateRecorder::run() {
   const c10::InferenceMode inference;
-  std::optional<SerialScope> serial;  // the other cores decode
-  if (device_.is_cpu()) {
+  std::optional<SerialScope> serial;
+  if (device_.is_cpu()) {  // the other cores decode: one thread for our operators and for torch's
     serial.emplace();
+    at::init_num_threads();
+#ifdef _OPENMP
+    omp_set_num_threads(1);  // of this thread only
+#endif
   } else {
     c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
   }

@@ -33,14 +33,14 @@ constexpr int64_t kMostLateBytes = int64_t{256} << 20;
 /// A pass with more bytes of copies than this is recorded in pieces, while it still runs.
 constexpr int64_t kLatePieceBytes = int64_t{32} << 20;
 
+/// Whether a model on this device is recorded late: always on a device, and on the CPU if decoding
+/// leaves a core free. Without a free core, the thread would take one from decoding, whose other
+/// threads would wait.
+bool records_late(at::Device device);
+
 /// While this object lives, `recorder` and its writer belong to the thread. Between drain() and the
 /// next call of this observer, the caller may use them. If the thread throws, the next call and
 /// every later one throw the same exception, and nothing more is recorded.
-/// Whether a model on this device is recorded late: always on a device, and on the CPU if decoding
-/// leaves a core free. Otherwise the thread would take a core from decoding, whose other threads
-/// would wait.
-bool records_late(at::Device device);
-
 class LateRecorder final : public DecodeObserver {
  public:
   LateRecorder(Recorder& recorder, at::Device device);
