@@ -463,9 +463,11 @@ def test_inputs_that_cannot_be_patched(tmp_path):
         record(tmp_path / "b.h5", "canvas", given, model=model, level="summary")
 
     model = models.qwen3()
+    with blockscope.record(model, tmp_path / "qwen.h5", block_length=8, mask_token_id=MASK, level="full"):
+        models.decode_qwen_blocks(model, torch.tensor([SHORT[:24]]) % 90, 16, 8, MASK)
     with pytest.raises(blockscope.UsageError, match="interventions have no gradients. HINT: decode within torch"):
         with blockscope.record(model, tmp_path / "c.h5", block_length=8, mask_token_id=MASK, attention="replace",
-                               interventions=f"patch_hidden,trace={other}"):
+                               interventions=f"patch_hidden,trace={tmp_path}/qwen.h5"):
             model(torch.tensor([[MASK] * 8]))
 
     class Skipping(torch.nn.ModuleList):
