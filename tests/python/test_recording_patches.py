@@ -369,6 +369,14 @@ def test_sources_are_open_while_the_recording_is(tmp_path, monkeypatch, fails):
     assert opened(tmp_path / "other.h5") == 0
 
 
+def test_the_name_need_not_be_utf_8(tmp_path):
+    other = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9,1.h5")
+    record(other, "blocks", gen_length=16)
+    record(tmp_path / "run.h5", "blocks", {"what": "patch_head", "trace": other, "layers": 1}, gen_length=16)
+    trace = blockscope.open(tmp_path / "run.h5")
+    assert trace.run["interventions"] == [f"patch_head,layers=1,trace={tmp_path}/caf?,1.h5"]
+
+
 def test_a_source_that_is_still_written(tmp_path):
     """Another view of the file closes it. It opens again with the new rows."""
     path, model, found = tmp_path / "own.h5", models.PlainModel("needle"), []

@@ -51,7 +51,8 @@ def meta_of(settings: Settings, model: Any, tokenizer: Any, layers: list[int], r
     if settings.maps is not None:
         run["map_steps"] = settings.maps.steps or []
     if settings.interventions:
-        run["interventions"] = [one.text for one in settings.interventions]
+        # A file's name need not be UTF-8, which JSON must be.
+        run["interventions"] = [one.text.encode(errors="replace").decode() for one in settings.interventions]
     return {
         "num_heads": shape.heads, "num_kv_heads": shape.kv_heads, "head_dim": shape.channels,
         "softmax_scale": shape.scale, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
