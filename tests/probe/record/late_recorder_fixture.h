@@ -75,14 +75,15 @@ class LateRecorderTest : public ::testing::Test {
   }
 
   /// One sequence whose passes the case makes up.
-  void begin() {
+  void begin(at::DeviceType device = at::kCUDA) {
+    device_ = device;
     writer_.emplace(path_, options_.meta);
     recorder_ = std::make_unique<Recorder>(options_, *writer_);
     SequenceStart start;
     start.prompt.assign(kLatePrompt, 1);
     start.gen_length = 100;
     recorder_->begin_sequence(7, writer_->begin_sequence(std::move(start)), kLatePrompt);
-    late_ = std::make_unique<LateRecorder>(*recorder_, at::kCUDA);
+    late_ = std::make_unique<LateRecorder>(*recorder_, device_);
   }
 
   PassContext next_context(PassKind kind = PassKind::denoise) {
@@ -109,7 +110,7 @@ class LateRecorderTest : public ::testing::Test {
   void whole_pass() {
     const PassContext context = next_context();
     const auto step = static_cast<double>(context.sequences.front().step);
-    late_->on_hidden(context, 0, at::full({1, kTinyBlock, kLateHidden}, step, at::kCUDA));
+    late_->on_hidden(context, 0, at::full({1, kTinyBlock, kLateHidden}, step, device_));
     end_pass(context);
   }
 
@@ -136,6 +137,7 @@ class LateRecorderTest : public ::testing::Test {
   std::optional<TraceWriter> writer_;
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<LateRecorder> late_;
+  at::DeviceType device_ = at::kCUDA;
   int64_t pass_ = 0;
   int64_t step_ = 0;
 };

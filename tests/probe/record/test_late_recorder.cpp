@@ -1,5 +1,5 @@
 // Recording while a device runs, on the emulated cuda:0: copies hold NaN until their event was
-// waited for, and nothing is computed before somebody waits.
+// waited for, and nothing is computed before somebody waits. And on the host, beside decoding.
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -149,6 +149,25 @@ TEST_F(LateRecorderTest, WhatTheWriterRefusesReachesTheCaller) {
   late_.reset();
   writer_->finish();
   EXPECT_EQ(TraceReader(path_).info().num_rows, 0);
+}
+
+TEST_F(LateRecorderTest, OnTheHostTensorsAreKept) {
+  begin(at::kCPU);
+  for (int pass = 0; pass < 60; ++pass) whole_pass();
+  EXPECT_EQ(late_->pinned_bytes(), 0);
+  late_->drain();
+  EXPECT_EQ(late_->counters().denoising_rows, 60);
+  check_hidden(finish(), 60);
+}
+
+TEST_F(LateRecorderTest, OnTheHostErrorsReachTheCaller) {
+  begin(at::kCPU);
+  writer_->end_sequence(0, {FinishReason::unfinished, "", {}});
+  whole_pass();
+  EXPECT_THROW(late_->drain(), UsageError);
+  EXPECT_THROW(whole_pass(), UsageError);
+  late_.reset();
+  writer_->finish();
 }
 
 TEST_F(LateRecorderTest, RowsBeforeADeviceWasLostAreKept) {
