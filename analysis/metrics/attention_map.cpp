@@ -313,7 +313,9 @@ MetricResult attention_matrix(const TraceGroup& traces, const MatrixRequest& req
   const std::int64_t layer = request.layer.value_or(
       maps_alone ? trace.info().meta.map_layers.front() : shape.layers.front());
   const std::size_t slot = slot_of(shape.layers, layer, request.words.layer);
-  const auto [row, where] = one_row(trace, request);
+  const auto [row, where] = one_row(trace, request, [&](const StepRef& step) {
+    return !maps_alone || has_recorded_map(trace, step.row);
+  });
   std::vector<std::size_t> heads;
   if (request.head) {
     heads.push_back(slot_of(shape.heads, *request.head, request.words.head));

@@ -57,17 +57,24 @@ ResultAxis numbered(std::string name, std::size_t size, double first) {
   return axis;
 }
 
-ChosenRow one_row(const TraceReader& trace, const MatrixRequest& request) {
+ChosenRow one_row(const TraceReader& trace, const MatrixRequest& request,
+                  const std::function<bool(const StepRef&)>& fits) {
   if (request.steps.size() > 1) {
     throw UsageError(fmt::format("{}: an attention map takes one step, got {}", request.words.step,
                                  request.steps.size()));
   }
-  const BlockSteps block = choose_block(trace, request, request.steps, 1);
-  const auto& step = request.steps.empty()
-                         ? *std::ranges::find(block.steps, true, &StepRef::recorded)
-                         : *recorded_step(block, request.steps[0]);
-  return {step.row,
-          fmt::format("sequence {}, block {}, step {}", block.sequence, block.block, step.step)};
+  const auto chosen = [](const BlockSteps& block, const StepRef& step) {
+    return ChosenRow{step.row, fmt::format("sequence {}, block {}, step {}", block.sequence,
+                                           block.block, step.step)};
+  };
+  const BlockSteps first = choose_block(trace, request, request.steps, 1);
+  if (!request.steps.empty()) return chosen(first, *recorded_step(first, request.steps[0]));
+  for (const BlockSteps& block : list_blocks(trace, request.rows)) {
+    const auto found = std::ranges::find_if(
+        block.steps, [&](const StepRef& step) { return step.recorded && fits(step); });
+    if (found != block.steps.end()) return chosen(block, *found);
+  }
+  return chosen(first, *std::ranges::find(first.steps, true, &StepRef::recorded));
 }
 
 }  // namespace blockscope

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,9 @@ struct ChosenRow {
   std::int64_t row = 0;
   std::string text;  ///< "sequence 0, block 1, step 2"
 };
-/// The row of request.steps, which has one step; unset: the first recorded one.
-ChosenRow one_row(const TraceReader& trace, const MatrixRequest& request);
+/// The row of request.steps, which has one step; unset: the first recorded one that `fits`, or the
+/// first recorded one if none does.
+ChosenRow one_row(const TraceReader& trace, const MatrixRequest& request,
+                  const std::function<bool(const StepRef&)>& fits);
 
 }  // namespace blockscope

@@ -44,6 +44,12 @@ std::vector<std::int32_t> external_positions(const TraceReader& trace, std::int6
   return positions;
 }
 
+bool has_recorded_map(const TraceReader& trace, std::int64_t row) {
+  const std::vector<float> all =
+      trace.read_floats_at(Field::map_weight, row, TraceReader::kAllLayersOfRow);
+  return std::ranges::any_of(all, [](float x) { return !std::isnan(x); });
+}
+
 AttentionMap recorded_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
                           std::size_t head, const KeysOutside& outside) {
   const TraceMeta& meta = trace.info().meta;

@@ -17,6 +17,10 @@ bool has_maps_alone(const TraceReader& trace);
 /// The positions of the keys outside the row's block, [N].
 std::vector<std::int32_t> external_positions(const TraceReader& trace, std::int64_t row);
 
+/// Whether the row has recorded weights of some layer and head. False where --record-maps left its
+/// step out.
+bool has_recorded_map(const TraceReader& trace, std::int64_t row);
+
 /// As attention_map(). Throws TraceError for a layer, head or step whose weights were not recorded,
 /// CorruptTrace for weights that can't be any.
 AttentionMap recorded_map(const TraceReader& trace, std::int64_t row, std::size_t layer,

@@ -253,6 +253,13 @@ class AttentionMap(CheckpointCase):
                                "--head", head)
             self.assertTrue(code == 1 and words in err, err)
 
+    def test_without_a_step_the_first_one_with_weights_is_shown(self):
+        path = self.recorded("later", self.model, "--input-ids", "5,6,7,8,9,10,11", "--gen-length", 16, level="summary",
+                             map_steps="3")
+        code, out, err = run("analyze", path, "--matrix", "attention", "--layer", 1, "--head", 0, "--json", "-", "--quiet")
+        self.assertEqual(code, 0, err)
+        self.assertIn("step 3", json.loads(out)["metrics"][0]["title"])
+
     def test_maps_that_cannot_be_recorded(self):
         for text, words in (("layers=9", "layers: expected recorded ones, 0,1, got 9"), ("heads=", "expected layers="),
                             ("keys=1", "got 'keys=1'"), ("steps=90", "steps: 90 is beyond this run"),
