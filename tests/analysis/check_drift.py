@@ -43,12 +43,56 @@ def expected(trace, path):
     return means
 
 
+def expected_by_kind(trace, path):
+    """Means by (layer, kind): most attended, other decided, masks."""
+    means, scale = reference.Means(), float(trace.file.attrs["softmax_scale"])
+    for (sequence, _), rows in trace.blocks().items():
+        origin = int(trace.step["block_start"][rows[0]]) - int(trace.prompt_length[sequence])
+        when = np.full(trace.block_length, 10 ** 6)  # undecided in this block: a mask in every step
+        when[:max(0, -origin)] = 0  # the prompt's end
+        for row in rows:
+            for position, _ in decisions(trace, row):
+                if 0 <= position - origin < trace.block_length:
+                    when[position - origin] = trace.step["step"][row]
+        for before, now in zip(rows, rows[1:]):
+            last = int(trace.step["step"][before])
+            old, masks = when < last, when >= last
+            for layer in range(len(trace.layers)):
+                q, k = (trace.at(name, before, layer).astype(np.float64) for name in ("/query/query", "/kv/key"))
+                there = ~np.isnan(q[0]).any(-1)
+                lse = np.logaddexp(*(trace.at(f"/attention/lse_{side}", before, layer).astype(np.float64)
+                                     for side in ("external", "internal")))
+                weights = np.exp(q @ np.repeat(k, len(q) // len(k), 0).swapaxes(-1, -2) * scale - lse[..., None])
+                weight = weights[:, masks & there].sum((0, 1))
+                if not (old & there).any() or not (masks & there).any():
+                    continue
+                most = int(np.argmax(np.where(old & there, weight, -1)))
+                a, b = (trace.at(path, row, layer) for row in (before, now))
+                if path == "/hidden/hidden":
+                    a, b = a[None], b[None]
+                for place in range(trace.block_length):
+                    if when[place] == last:  # its own input changes between the two
+                        continue
+                    kind = 2 if when[place] > last else 0 if place == most else 1
+                    for head in range(len(a)):
+                        means.add((layer, kind), cosine(a[head, place], b[head, place]))
+    return means
+
+
 def check(path, names):
     code, out, err = run("analyze", path, "--metric", "drift", "--json", "-", "--quiet")
     assert code == 0, err
     arrays = {array["name"]: array for array in json.loads(out)["metrics"][0]["arrays"]}
-    assert set(arrays) == set(names), list(arrays)
+    kinds = [name.replace("drift_", "drift_kind_") for name in names if len(names) > 1 and name != "drift_query"]
+    assert set(arrays) == set(names) | set(kinds), list(arrays)
     trace = reference.Trace(str(path))
+    for name in kinds:
+        want, array = expected_by_kind(trace, STATES[name.replace("_kind", "")]), arrays[name]
+        assert array["axes"][1]["labels"] == ["most attended", "other decided", "masks"], array["axes"]
+        for i, (value, terms) in enumerate(zip(array["values"], array["terms"])):
+            cell = divmod(i, 3)
+            assert terms == want.terms[cell] > 0, (name, cell, terms, want.terms[cell])
+            assert abs(value - want.mean(cell)) < 1e-6, (name, cell, value, want.mean(cell))
     for name in names:
         want = expected(trace, STATES[name])
         array = arrays[name]

@@ -288,7 +288,7 @@ def test_a_row_of_a_batch_is_what_it_is_alone(tmp_path, level, implementation):
     with pytest.raises(blockscope.UsageError, match=r"batch_rows: expected 0 to 1 for a batch of 2 sequences, got 2"):
         with blockscope.record(model, paths[0], block_length=8, mask_token_id=MASK, batch_rows=[2], force=True):
             models.decode_qwen_blocks(model, both, 16, 8, MASK)
-    with pytest.raises(blockscope.UsageError, match="batch_rows: expected a whole number"):
+    with pytest.raises(blockscope.UsageError, match="batch_rows: expected whole numbers"):
         blockscope.record(model, paths[0], batch_rows=[-1])
 
 
