@@ -55,6 +55,7 @@ TraceMeta meta_of(const nb::dict& from) {
       entry<std::string>(from, "array_type") == "f32" ? ArrayType::f32 : ArrayType::bf16;
   meta.regions = entry<std::vector<std::string>>(from, "regions");
   meta.distance_bins = entry<std::int64_t>(from, "distance_bins");
+  meta.has_answer_blocks = !meta.regions.empty();
   meta.has_set_norms = entry<bool>(from, "has_set_norms");
   meta.has_interventions = entry<bool>(from, "has_interventions");
   meta.map_layers = entry<std::vector<std::int64_t>>(from, "map_layers");

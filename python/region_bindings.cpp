@@ -1,9 +1,11 @@
 // Regions of keys for blockscope.record(): parts of prompts that have names, and the places of
 // positions on the axes `distance` and `region`.
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,11 +36,11 @@ class RegionsHandle {
 
   std::size_t at(std::int64_t position, bool mask) const { return regions_.at(position, mask); }
 
-  /// Positions [begin, end) outside the block -> their places on the axes `distance` and `region`,
-  /// int64.
-  std::pair<nb::bytearray, nb::bytearray> places(
+  /// Positions [begin, end) outside the block -> their places on the axes `distance`, `region` and
+  /// `answer_block` (kAnswerBlocks: on none), int64.
+  std::tuple<nb::bytearray, nb::bytearray, nb::bytearray> places(
       const std::vector<std::pair<std::int64_t, std::int64_t>>& ranges, std::int64_t bins) const {
-    std::vector<std::int64_t> distance, region;
+    std::vector<std::int64_t> distance, region, answer_block;
     for (const auto& [begin, end] : ranges) {
       for (std::int64_t position = begin; position < end; ++position) {
         const bool after = position >= regions_.block_end;
@@ -47,15 +49,18 @@ class RegionsHandle {
         const std::int64_t bin = std::min(distance_bin(std::max<std::int64_t>(far, 1)), bins - 1);
         distance.push_back(after ? bins + bin : bins - 1 - bin);
         region.push_back(static_cast<std::int64_t>(regions_.at(position, false)));
+        const std::int64_t back = regions_.answer_block(position);
+        answer_block.push_back(back < 0 ? kAnswerBlocks : back);
       }
     }
-    return {to_bytearray(distance), to_bytearray(region)};
+    return {to_bytearray(distance), to_bytearray(region), to_bytearray(answer_block)};
   }
 };
 
 }  // namespace
 
 void bind_regions(nb::module_& module) {
+  module.attr("answer_blocks") = kAnswerBlocks;
   nb::class_<RegionsHandle>(module, "SequenceRegions")
       .def(nb::init<std::size_t, std::int64_t, std::int64_t, std::int64_t, const nb::bytes&>(),
            nb::arg("count"), nb::arg("prompt_length"), nb::arg("block_start"), nb::arg("block_end"),

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "analysis/math/running_mean.h"
@@ -238,6 +239,15 @@ class RegionsMetric final : public SpreadMetric {
                                        shape_.layer_axis(), regions);
     made.arrays.push_back(mean_over_others(steps, {"region", "step"}));
     made.arrays.back().name = "regions_by_step";
+    if (seen_blocks_) {
+      ResultAxis axis{"answer_block", std::vector<double>(kAnswerBlocks), {}};
+      std::iota(axis.index.begin(), axis.index.end(), 1.0);
+      made.arrays.push_back(by_column(
+          blocks_, "answer_blocks",
+          "share of the weight on each earlier answer block: 1 is the one before; the last one "
+          "holds all earlier ones",
+          axis));
+    }
     return made;
   }
 
@@ -246,8 +256,14 @@ class RegionsMetric final : public SpreadMetric {
     names_ = trace.info().meta.regions;
     shares_ = columns(names_.size());
     by_step_ = StepGrid(shape_.layers.size(), names_.size());
+    blocks_ = columns(static_cast<std::size_t>(kAnswerBlocks));
   }
   void check_axes(const TraceReader& trace) override {
+    const bool has = trace.has(Field::spread_answer_block);  // older traces lack it
+    if (has && !has_blocks_) fields_.push_back(Field::spread_answer_block);
+    if (!has && has_blocks_) fields_.pop_back();
+    has_blocks_ = has;
+    seen_blocks_ = seen_blocks_ || has;
     if (trace.info().meta.regions == names_) return;
     throw TraceError(fmt::format(
         "{}: regions: expected {}, as in the first trace, got {}. HINT: analyze traces with other "
@@ -258,13 +274,17 @@ class RegionsMetric final : public SpreadMetric {
     const auto shares = now(step, Field::spread_region, head);
     if (std::isnan(shares.front())) return left_out_.values(step.layer(), kUnknownWeights);
     add_columns(shares_, step.layer(), head, shares);
+    if (has_blocks_) {
+      add_columns(blocks_, step.layer(), head, now(step, Field::spread_answer_block, head));
+    }
     for (std::size_t i = 0; i < shares.size(); ++i) {
       by_step_.add(step.layer(), i, step.now().step, double{shares[i]});
     }
   }
 
   std::vector<std::string> names_;
-  std::vector<RunningMean> shares_;
+  std::vector<RunningMean> shares_, blocks_;
+  bool has_blocks_ = false, seen_blocks_ = false;  // this trace, any
   StepGrid by_step_;
 };
 

@@ -29,6 +29,7 @@ std::string_view level_of(Exists exists) {
       return "trajectory";
     case Exists::summary:
     case Exists::spread:
+    case Exists::answer_blocks:
       return "summary";
     case Exists::prompt_regions:
       return "summary --regions FILE";

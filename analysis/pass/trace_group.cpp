@@ -25,7 +25,8 @@ std::string digest_of(const TraceMeta& meta) {
 void check_arrays(const TraceReader& trace) {
   if (trace.info().num_rows == 0) return;
   for (const Field field : {Field::set_topk, Field::attention_external, Field::similarity_external,
-                            Field::spread_distance, Field::spread_offset, Field::spread_region}) {
+                            Field::spread_distance, Field::spread_offset, Field::spread_region,
+                            Field::spread_answer_block}) {
     if (trace.has(field)) trace.written(field, 0, 0);
   }
 }

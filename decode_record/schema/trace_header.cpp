@@ -51,12 +51,13 @@ struct Mark {
   const char* name;
   bool TraceMeta::*member;
 };
-constexpr std::array<Mark, 6> kMarks{{{"has_cache", &TraceMeta::has_cache},
+constexpr std::array<Mark, 7> kMarks{{{"has_cache", &TraceMeta::has_cache},
                                       {"has_revocations", &TraceMeta::has_revocations},
                                       {"has_kl", &TraceMeta::has_kl},
                                       {"has_draft", &TraceMeta::has_draft},
                                       {"has_set_norms", &TraceMeta::has_set_norms},
-                                      {"has_interventions", &TraceMeta::has_interventions}}};
+                                      {"has_interventions", &TraceMeta::has_interventions},
+                                      {"has_answer_blocks", &TraceMeta::has_answer_blocks}}};
 
 // Likewise: each is a column of meta.draft_cost. Their length is the attribute kDraftCosts.
 constexpr const char* kDraftCosts = "draft_costs";
@@ -338,6 +339,11 @@ std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& me
       return to_bytes(distances(meta));
     case Field::offset:
       return to_bytes(offsets(meta));
+    case Field::answer_block: {
+      std::vector<std::int32_t> blocks(static_cast<std::size_t>(kAnswerBlocks));
+      std::iota(blocks.begin(), blocks.end(), 1);
+      return to_bytes(blocks);
+    }
     case Field::tau:
       return to_bytes(std::vector<float>(kReuseTaus.begin(), kReuseTaus.end()));
     case Field::model_json:

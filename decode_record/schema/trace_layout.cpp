@@ -24,6 +24,7 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "distance",
     "offset",
     "region",
+    "answer_block",
     "map_layer",
     "map_head",
     "position",
@@ -96,6 +97,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::outputs) && meta.has_shadow;
     case Exists::spread:
       return at_least(RecordLevel::summary) && !meta.regions.empty();
+    case Exists::answer_blocks:
+      return at_least(RecordLevel::summary) && !meta.regions.empty() && meta.has_answer_blocks;
     case Exists::prompt_regions:
       return at_least(RecordLevel::summary) && meta.regions.size() > kRegionNames.size();
     case Exists::intervened:
@@ -160,6 +163,8 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
       return 2 * meta.block_length - 1;
     case Axis::region:
       return size(meta.regions);
+    case Axis::answer_block:
+      return kAnswerBlocks;
     case Axis::map_layer:
       return size(meta.map_layers);
     case Axis::map_head:

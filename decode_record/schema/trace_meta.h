@@ -2,6 +2,7 @@
 // the texts that say exactly what ran. All of it is written before decoding starts.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -34,6 +35,10 @@ bool is_part_name(std::string_view name);
 /// The first positions of a sequence, where attention sinks are (StreamingLLM, arXiv 2309.17453).
 inline constexpr std::int32_t kFirstPositions = 4;
 
+/// Earlier answer blocks that a trace tells apart: the one before the block, the one before that,
+/// ...; the last one stands for all earlier ones.
+inline constexpr std::int64_t kAnswerBlocks = 32;
+
 /// Places on the axis `region` of `count` names: those of kRegionNames, with parts of the prompt
 /// from 2 on.
 struct RegionPlaces {
@@ -58,6 +63,11 @@ struct SequenceRegions {
     }
     if (position < kFirstPositions) return places.first;
     return position < prompt_length ? places.prompt : places.answer;
+  }
+  /// The place of a position on the axis `answer_block`; -1 for one outside `answer`.
+  constexpr std::int64_t answer_block(std::int64_t position) const {
+    if (at(position, false) != places.answer) return -1;
+    return std::min((block_start - 1 - position) / (block_end - block_start), kAnswerBlocks - 1);
   }
 };
 
@@ -128,6 +138,7 @@ struct TraceMeta {
   std::vector<std::int64_t> map_heads;   ///< its query heads, ascending; as many as 0 without /map
   std::int64_t map_positions = 0;        ///< its positions: the run's longest sequence
   bool has_set_norms = false;            ///< /sets has the norms of its keys and values
+  bool has_answer_blocks = false;        ///< /spread has the weights of earlier answer blocks
   bool has_interventions = false;        ///< the run changes heads: /attention/intervened
   ArrayType array_type = ArrayType::bf16;
 

@@ -23,7 +23,7 @@ inline constexpr std::size_t kMaxRank = 5;
 enum class Field : std::uint8_t {
   // coordinates of the axes (dimension scales)
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_layer, side, distance, offset, region, map_layer, map_head, position,
+  error_sum, per_token, model_layer, side, distance, offset, region, answer_block, map_layer, map_head, position,
   // what ran
   model_json, run_json, run_complete, token_offset, token_bytes,
   // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
@@ -70,6 +70,7 @@ enum class Field : std::uint8_t {
   reuse_error,
   // how the weights are spread over the keys
   spread_entropy, spread_largest, spread_distance, spread_offset, spread_region,
+  spread_answer_block,
   // weights themselves
   map_weight,
   // what the routers of experts chose
@@ -86,7 +87,7 @@ enum class ElementType : std::uint8_t { u8, i32, i64, f32, f16, array };
 /// Axis names are the names of the dimension scales at the root of the file.
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_layer, side, distance, offset, region, map_layer, map_head, position, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  error_sum, per_token, model_layer, side, distance, offset, region, answer_block, map_layer, map_head, position, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
   prefix_element, revocation, query_range, key_range, value_range, draft_cost,
   count
@@ -117,6 +118,7 @@ enum class Exists : std::uint8_t {
   shadow,          ///< level summary, and has_shadow
   shadow_outputs,  ///< level outputs, and has_shadow
   spread,          ///< level summary, and regions
+  answer_blocks,   ///< as `spread`, and has_answer_blocks
   prompt_regions,  ///< as `spread`, and regions of a prompt's parts
   intervened,      ///< level summary, and has_interventions
   maps,            ///< level summary, and map_layers
@@ -200,6 +202,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "position of a key of the block minus that of the query"},
     {F::region, "/region", i32, 1, {A::region}, S::fixed, E::spread,
      "0 .. R-1; the names are in the attribute `regions`"},
+    {F::answer_block, "/answer_block", i32, 1, {A::answer_block}, S::fixed, E::answer_blocks,
+     "1 .. 32: how many blocks before this one"},
     {F::map_layer, "/map_layer", i32, 1, {A::map_layer}, S::fixed, E::maps,
      "model layer of each layer of /map"},
     {F::map_head, "/map_head", i32, 1, {A::map_head}, S::fixed, E::maps,
@@ -470,6 +474,9 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::spread, "weight of keys of the block by distance from the query"},
     {F::spread_region, "/spread/region", f32, 4, {A::row, A::layer, A::head, A::region},
      S::column, E::spread, "weight of keys by region"},
+    {F::spread_answer_block, "/spread/answer_block", f32, 4,
+     {A::row, A::layer, A::head, A::answer_block}, S::column, E::answer_blocks,
+     "weight of each earlier answer block"},
     // weights themselves
     {F::map_weight, "/map/weight", f16, 5,
      {A::row, A::map_layer, A::map_head, A::block_position, A::position}, S::row, E::maps,

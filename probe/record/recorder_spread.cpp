@@ -26,6 +26,11 @@ std::vector<int64_t> Recorder::key_range_ends(const SequencePass& pass) const {
       if (regions[i] != regions[i - 1]) ends.push_back(static_cast<int64_t>(i));
     }
   }
+  for (int64_t i = 1; i < kAnswerBlocks; ++i) {  // answer blocks; none begins inside the prompt
+    const int64_t begin = pass.block_start - i * meta.block_length;
+    if (begin <= prompt) break;
+    ends.push_back(begin);
+  }
   for (int64_t bin = 0; bin < meta.distance_bins; ++bin) {
     ends.push_back(before + 1 - (int64_t{1} << bin));
     if (meta.bidirectional) ends.push_back(before - 1 + (int64_t{2} << bin));
@@ -67,7 +72,7 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
   const auto offsets = static_cast<size_t>(2 * meta.block_length - 1);
   const auto internal_keys = static_cast<size_t>(spread.key.size(2));
   const size_t missing = static_cast<size_t>(meta.block_length) - internal_keys;
-  std::vector<float> by_distance, by_offset, by_region;
+  std::vector<float> by_distance, by_offset, by_region, by_answer_block;
   for (const int64_t head : meta.heads) {
     const auto values = [&](const at::Tensor& all) {
       return all.const_data_ptr<float>() + row * all.stride(0) + head * all.stride(1);
@@ -76,6 +81,7 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
     const float nothing = known ? 0.0F : std::numeric_limits<float>::quiet_NaN();
     std::vector<float> distance(distances, nothing);
     std::vector<float> of_region(meta.regions.size(), nothing);
+    std::vector<float> of_block(static_cast<size_t>(kAnswerBlocks), nothing);
     int64_t begin = 0;
     const float* range = values(spread.range);
     for (const int64_t end : spread.ends[s]) {
@@ -88,6 +94,8 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
       distance.at(static_cast<size_t>(place)) += weight;
       const int64_t position = after ? begin + meta.block_length : begin;
       of_region[regions.at(position, false)] += weight;
+      const int64_t back = regions.answer_block(position);
+      if (back >= 0) of_block[static_cast<size_t>(back)] += weight;
       begin = end;
     }
     const float* key = values(spread.key);
@@ -97,6 +105,7 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
     }
     by_distance.insert(by_distance.end(), distance.begin(), distance.end());
     by_region.insert(by_region.end(), of_region.begin(), of_region.end());
+    by_answer_block.insert(by_answer_block.end(), of_block.begin(), of_block.end());
     std::vector<float> offset(offsets, nothing);
     if (internal_keys > 0) {
       std::copy_n(values(spread.offset), 2 * internal_keys - 1,
@@ -106,6 +115,8 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
   }
   put_floats(slot, Field::spread_distance, layer_index, by_distance.data(), by_distance.size());
   put_floats(slot, Field::spread_region, layer_index, by_region.data(), by_region.size());
+  put_floats(slot, Field::spread_answer_block, layer_index, by_answer_block.data(),
+             by_answer_block.size());
   put_floats(slot, Field::spread_offset, layer_index, by_offset.data(), by_offset.size());
 }
 

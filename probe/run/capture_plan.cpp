@@ -213,6 +213,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
     meta.has_residual = policy.keeps_residual();
     meta.regions.assign(kRegionNames.begin(), kRegionNames.end());
     meta.distance_bins = kDistanceBins;
+    meta.has_answer_blocks = true;
   }
   meta.model_json = model.model_json();
   options.filter = {index_filter(flags.steps, "--steps", 1),

@@ -47,7 +47,7 @@ def check(path):
                  ("kind", "recorded", "step", "context_length", "sequence", "block")}
         rows = np.flatnonzero((steps["kind"] == 1) & (steps["recorded"] == 1))
         of = {name: file["/spread/" + name][()].astype(np.float64) for name in
-              ("entropy", "largest", "distance", "offset", "region")}
+              ("entropy", "largest", "distance", "offset", "region", "answer_block")}
         distance, offset = file["/distance"][()].tolist(), file["/offset"][()].tolist()
         regions = file.attrs["regions"].decode().split(",")
     step = steps["step"][rows]
@@ -101,6 +101,13 @@ def check(path):
     assert found_regions["arrays"][0]["axes"][2]["labels"] == regions
     want, count = mean(of["region"][rows], 0)
     same(found, want, "regions")
+    found, terms = values(found_regions, "answer_blocks")
+    blocks = of["answer_block"][rows]
+    want, count = mean(blocks, 0)
+    same(found, want, "answer_block")
+    assert (terms == count).all()
+    answers = of["region"][rows][..., regions.index("answer")]
+    assert np.nansum(blocks[..., 0]) > 0 and np.allclose(blocks.sum(-1), answers, atol=1e-5, equal_nan=True)
     found, terms = values(found_regions, "regions_by_step")
     for t in range(1, found.shape[1] + 1):
         want, count = mean(of["region"][rows[step == t]], (0, 1, 2))

@@ -96,13 +96,16 @@ def spread(file, row, slot, causal, read=None):
     masks = masked_before(file, row, start, length, prompt)
     regions = file.attrs["regions"].decode().split(",")
     of_region = np.zeros((len(mean), len(regions)))
+    of_block = np.zeros((len(mean), len(file["/answer_block"])))
     for key, place in enumerate(places):
         if inside[key]:
             name = "masks" if place in masks else "decided"
         else:
             name = "after" if place >= start else "first" if place < 4 else "prompt" if place < prompt else "answer"
         of_region[:, regions.index(name)] += mean[:, key]
-    return {**found, "distance": of_distance, "offset": of_offset, "region": of_region}
+        if name == "answer":
+            of_block[:, min((start - 1 - place) // length, of_block.shape[1] - 1)] += mean[:, key]
+    return {**found, "distance": of_distance, "offset": of_offset, "region": of_region, "answer_block": of_block}
 
 
 def external_values(file, row, slot, places):

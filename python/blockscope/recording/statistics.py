@@ -83,6 +83,7 @@ def spread_of(now: LayerValues, one: Pass, around: _core.SequenceRegions, names:
     masks = torch.tensor(one.masked, dtype=torch.bool, device=device)
     distance = internal.new_zeros(*internal.shape[:2], bins * (2 if bidirectional else 1))
     region = internal.new_zeros(*internal.shape[:2], len(names))
+    answer_block = internal.new_zeros(*internal.shape[:2], _core.answer_blocks + 1)  # the last: no answer block
     region[..., names.index("masks")] = internal[..., masks].sum(-1)
     region[..., names.index("decided")] = internal[..., ~masks].sum(-1)
     known: dict[tuple[tuple[int, int], ...], list[torch.Tensor]] = {}  # windows differ between layers
@@ -90,14 +91,15 @@ def spread_of(now: LayerValues, one: Pass, around: _core.SequenceRegions, names:
         positions = layer.spread.positions
         if positions not in known:
             known[positions] = [_numbers(places).to(device) for places in around.places(list(positions), bins)]
-        for values, places in zip((distance, region), known[positions]):
+        for values, places in zip((distance, region, answer_block), known[positions]):
             values[index].index_add_(1, places, layer.spread.external[now.slot])
     unknown = internal.isnan().any(-1, keepdim=True)
     return {"/spread/entropy": now.stacked(lambda layer: layer.spread.entropy),
             "/spread/largest": now.stacked(lambda layer: layer.spread.largest),
             "/spread/offset": now.stacked(lambda layer: layer.spread.offset),
             "/spread/distance": distance.masked_fill(unknown, math.nan),
-            "/spread/region": region.masked_fill(unknown, math.nan)}
+            "/spread/region": region.masked_fill(unknown, math.nan),
+            "/spread/answer_block": answer_block[..., :-1].masked_fill(unknown, math.nan)}
 
 
 def _numbers(values: bytearray) -> torch.Tensor:
