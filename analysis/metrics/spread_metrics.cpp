@@ -228,6 +228,14 @@ class RegionsMetric final : public SpreadMetric {
  public:
   RegionsMetric() : SpreadMetric("regions", {Field::spread_region}) {}
 
+  Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
+    Needs needs = SpreadMetric::begin_trace(trace, shape);
+    has_blocks_ = trace.has(Field::spread_answer_block);  // older traces lack it
+    seen_blocks_ = seen_blocks_ || has_blocks_;
+    if (has_blocks_) needs.fields.push_back(Field::spread_answer_block);
+    return needs;
+  }
+
   MetricResult finish() override {
     MetricResult made =
         result("Attention by region", "sum of the weights of the keys that stand in a region",
@@ -240,6 +248,7 @@ class RegionsMetric final : public SpreadMetric {
     made.arrays.push_back(mean_over_others(steps, {"region", "step"}));
     made.arrays.back().name = "regions_by_step";
     if (seen_blocks_) {
+      made.computed_from += fmt::format(", {}", spec_of(Field::spread_answer_block).path);
       ResultAxis axis{"answer_block", std::vector<double>(kAnswerBlocks), {}};
       std::iota(axis.index.begin(), axis.index.end(), 1.0);
       made.arrays.push_back(by_column(
@@ -259,11 +268,6 @@ class RegionsMetric final : public SpreadMetric {
     blocks_ = columns(static_cast<std::size_t>(kAnswerBlocks));
   }
   void check_axes(const TraceReader& trace) override {
-    const bool has = trace.has(Field::spread_answer_block);  // older traces lack it
-    if (has && !has_blocks_) fields_.push_back(Field::spread_answer_block);
-    if (!has && has_blocks_) fields_.pop_back();
-    has_blocks_ = has;
-    seen_blocks_ = seen_blocks_ || has;
     if (trace.info().meta.regions == names_) return;
     throw TraceError(fmt::format(
         "{}: regions: expected {}, as in the first trace, got {}. HINT: analyze traces with other "

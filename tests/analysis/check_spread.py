@@ -164,6 +164,23 @@ def check_heads(path):
     assert {0, 1, 3} & set(kind.ravel())
 
 
+def check_older_trace(path, older):
+    """A trace from before answer blocks were told apart, together with one of today, in either order."""
+    code, _, err = capture(MODELS / "needle", "--input-ids", "5,6,7,8,9,10,11", "--gen-length", 48, "-o", older)
+    assert code == 0, err
+    with h5py.File(older, "a") as file:
+        for name in ("/spread/answer_block", "/answer_block"):
+            del file[name]
+        del file.attrs["has_answer_blocks"]
+    alone, without = metric(path, "regions"), metric(older, "regions")
+    assert "answer_blocks" not in {array["name"] for array in without["arrays"]}
+    count = values(alone, "regions")[1] + values(without, "regions")[1]
+    for traces in ((path, older), (older, path)):
+        both = metric(traces[0], "regions", traces[1])
+        same(values(both, "answer_blocks")[0], values(alone, "answer_blocks")[0], "answer_blocks")
+        assert (values(both, "regions")[1] == count).all() and (count > values(alone, "regions")[1]).all()
+
+
 def main():
     require_binary()
     compared = 0
@@ -181,6 +198,7 @@ def main():
             code, _, err = capture(*arguments, "--record", "summary", "-o", path)
             assert code == 0, err
             compared += check(path)
+        check_older_trace(folder / "exact.h5", folder / "older.h5")
         whole = folder / "whole.h5"
         code, _, err = capture(MODELS / "needle", "--prompts", MODELS / "needle" / "demo.jsonl", "--limit", 1,
                                "--gen-length", 16, "--record", "full", "--array-type", "f32", "-o", whole)
