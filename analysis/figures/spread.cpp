@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "analysis/figures/figures.h"
 #include "analysis/figures/head_map.h"
@@ -27,18 +31,38 @@ std::vector<std::size_t> shown_layers(std::size_t layers) {
 }
 
 /// A curve per shown layer over the axis `x`, mean over the heads.
-std::vector<Curve> layer_curves(const ResultArray& array, const std::string& x, bool by_place) {
+std::vector<Curve> layer_curves(const ResultArray& array, const std::string& x) {
   const ResultArray means = mean_over_others(array, {"layer", x});
   std::vector<Curve> curves;
   for (const std::size_t layer : shown_layers(means.axes[0].size())) {
     Curve curve{"layer " + means.axes[0].label(layer), {}, {}};
     for (std::size_t i = 0; i < means.axes[1].size(); ++i) {
-      curve.x.push_back(by_place ? static_cast<double>(i) : means.axes[1].index[i]);
+      curve.x.push_back(means.axes[1].index[i]);
       curve.y.push_back(means.at({layer, i}));
     }
     curves.push_back(std::move(curve));
   }
   return curves;
+}
+
+/// [first, end) of the places in which some curve has a weight; all places if none has.
+std::pair<std::size_t, std::size_t> weighed_places(const std::vector<Curve>& curves,
+                                                   std::size_t count) {
+  const auto weighed = [&](std::size_t place) {
+    return std::ranges::any_of(curves, [&](const Curve& curve) { return curve.y[place] > 0.0; });
+  };
+  std::size_t first = 0;
+  while (first < count && !weighed(first)) ++first;
+  if (first == count) return {0, count};
+  std::size_t end = count;
+  while (!weighed(end - 1)) --end;
+  return {first, end};
+}
+
+/// "-16", "-2k": a power of two, so that many fit along an axis.
+std::string short_distance(double distance) {
+  return std::abs(distance) < 1024 ? fmt::format("{}", distance)
+                                   : fmt::format("{}k", distance / 1024);
 }
 
 }  // namespace
@@ -63,19 +87,27 @@ std::optional<ReportFigure> attention_by_distance(const MetricResult& result) {
   if (range_of(distance).empty()) return std::nullopt;
   LineChart chart{.x_label = "distance of the key in positions (-: before the block)",
                   .y_label = "share of the weight"};
-  chart.curves = layer_curves(distance, "distance", /*by_place=*/true);
+  chart.curves = layer_curves(distance, "distance");
   chart.y_upper = round_up_to(largest_of(chart.curves));
-  for (const std::string& label : labels_of(distance.axes[2])) chart.x_names.push_back(label);
+  const auto [first, end] = weighed_places(chart.curves, distance.axes[2].size());
+  for (Curve& curve : chart.curves) {
+    for (std::vector<double>* values : {&curve.x, &curve.y}) {
+      *values = {values->begin() + static_cast<std::ptrdiff_t>(first),
+                 values->begin() + static_cast<std::ptrdiff_t>(end)};
+    }
+  }
   ReportFigure part;
   part.figure.name = "distance";
   part.figure.title = "Attention by distance";
   part.figure.caption = fmt::format(
       "Share of the weight on keys outside the block, in powers of two of their distance: a point "
-      "at -16 has the keys 16 to 31 positions before the block. Mean over heads, queries, blocks "
-      "and steps. n = {} values.",
+      "at -16 has the keys 16 to 31 positions before the block; k: 1,024. Distances without weight "
+      "at the ends are left out. Mean over heads, queries, blocks and steps. n = {} values.",
       count_text(total_terms(distance)));
+  part.numbers = curve_numbers("distance", chart.curves);
+  for (const double x : chart.curves.front().x) chart.x_names.push_back(short_distance(x));
+  for (Curve& curve : chart.curves) std::iota(curve.x.begin(), curve.x.end(), 0.0);
   draw_chart(chart, part.figure);
-  part.numbers = curve_numbers("place on the axis", chart.curves);
   return part;
 }
 
@@ -84,7 +116,7 @@ std::optional<ReportFigure> attention_in_block(const MetricResult& result) {
   if (range_of(offset).empty() || offset.axes[2].size() < 2) return std::nullopt;
   LineChart chart{.x_label = "position of the key minus that of the query",
                   .y_label = "share of the weight"};
-  chart.curves = layer_curves(offset, "offset", /*by_place=*/false);
+  chart.curves = layer_curves(offset, "offset");
   chart.y_upper = round_up_to(largest_of(chart.curves));
   ReportFigure part;
   part.figure.name = "offset";
