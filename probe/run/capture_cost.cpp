@@ -51,10 +51,10 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
     const int64_t generated = generated_positions(length, prompt.request.gen_length, decode);
     const int64_t first = first_block(length, decode);
     const int64_t blocks = (total - block_start(length, first, decode)) / block_length;
-    const int64_t beside = decode.bidirectional ? 0 : 1;  // the prefill, then one commit per block
-    int64_t rows = beside;
+    const int64_t storing = decode.bidirectional ? 0 : 1;  // the prefill, then one commit per block
+    int64_t rows = storing;
     for (int64_t block = first; block < first + blocks; ++block) {
-      rows += steps + beside;
+      rows += steps + storing;
       for (int64_t step = 1; step <= steps; ++step) {
         const bool recorded = allows(recorder.filter.steps, step) &&
                               allows(recorder.filter.blocks, block) &&
@@ -145,7 +145,7 @@ int64_t klass_history(const std::vector<DecodeRequest>& batch, const DecodeOptio
 
 CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,
-                         const LoadedModel& model, const ModelConfig* beside) {
+                         const LoadedModel& model, const ModelConfig* other) {
   const TraceMeta& meta = recorder.meta;
   CaptureCost cost;
   cost.file_bytes = file_bytes(meta, longest_trace(recorder, decode, prompts));
@@ -156,8 +156,8 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
     const std::vector<DecodeRequest> batch = batch_requests(prompts, first, batch_size);
     const KvCacheShape shape = cache_shape(config, batch, decode);
     int64_t caches = KvCache::size_bytes(shape, model.dtype);
-    if (beside != nullptr) {
-      caches += KvCache::size_bytes(cache_shape(*beside, batch, decode), model.dtype);
+    if (other != nullptr) {
+      caches += KvCache::size_bytes(cache_shape(*other, batch, decode), model.dtype);
     }
     cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, caches);
     cost.history_bytes = std::max(cost.history_bytes, klass_history(batch, decode, config));

@@ -18,10 +18,10 @@ struct CaptureCost {
   int64_t recorder_bytes = 0;  // the recorder's rows and history for the largest batch
   int64_t history_bytes = 0;   // klass's distributions for the largest batch
 };
-/// `beside`: the other model of a drafted run. Its KV cache is as long as the recorded model's.
+/// `other`: the other model of a drafted run. Its KV cache is as long as the recorded model's.
 CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,
-                         const LoadedModel& model, const ModelConfig* beside = nullptr);
+                         const LoadedModel& model, const ModelConfig* other = nullptr);
 
 /// The bytes of memory that this machine can still give to a process; 0: unknown.
 int64_t available_memory();

@@ -1,5 +1,5 @@
 """A trace is the same bit for bit whether the decoding thread records (no core is free for a thread of its own) or a
-thread beside it. Both decode with one thread, so that their sums are added in one order."""
+second thread. Both decode with one thread, so that their sums are added in one order."""
 
 import os
 import unittest

@@ -199,7 +199,7 @@ MISTAKES = [
     # WeightSpread.
     ("spread: no barrier after the wait", "key_tile_device.cuh",
      "    __syncthreads();  // all threads see the tile, and the previous tile's place is free\n", "", SPREAD, SPREADS),
-    ("spread: a key behind the end", "weight_spread_device.cuh", "row < rows.count && key < left", "row < rows.count",
+    ("spread: a key after the end", "weight_spread_device.cuh", "row < rows.count && key < left", "row < rows.count",
      SPREAD, SPREADS),
     ("spread: rows that are not there", "weight_spread_device.cuh", "row < rows.count && key < left", "key < left", SPREAD,
      SPREADS),

@@ -1,12 +1,17 @@
 // Recording while a device runs, on the emulated cuda:0: copies hold NaN until their event was
-// waited for, and nothing is computed before somebody waits. And on the host, beside decoding.
+// waited for, and nothing is computed before somebody waits. And on the host, while decoding goes
+// on.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <filesystem>
 #include <thread>
 #include <vector>
 
+#include "decode_record/base/cores.h"
 #include "decode_record/base/error.h"
 #include "tests/probe/record/late_recorder_fixture.h"
 
@@ -141,14 +146,17 @@ TEST_F(LateRecorderTest, ItIsAskedWhilePassesAreRecorded) {
 }
 
 TEST_F(LateRecorderTest, WhatTheWriterRefusesReachesTheCaller) {
-  begin();
-  writer_->end_sequence(0, {FinishReason::unfinished, "", {}});
-  whole_pass();
-  EXPECT_THROW(late_->drain(), UsageError);
-  EXPECT_THROW(whole_pass(), UsageError);
-  late_.reset();
-  writer_->finish();
-  EXPECT_EQ(TraceReader(path_).info().num_rows, 0);
+  for (const at::DeviceType device : {at::kCUDA, at::kCPU}) {
+    begin(device);
+    writer_->end_sequence(0, {FinishReason::unfinished, "", {}});
+    whole_pass();
+    EXPECT_THROW(late_->drain(), UsageError);
+    EXPECT_THROW(whole_pass(), UsageError);
+    late_.reset();
+    writer_->finish();
+    EXPECT_EQ(TraceReader(path_).info().num_rows, 0);
+    std::filesystem::remove(path_);
+  }
 }
 
 TEST_F(LateRecorderTest, OnTheHostTensorsAreKept) {
@@ -160,14 +168,29 @@ TEST_F(LateRecorderTest, OnTheHostTensorsAreKept) {
   check_hidden(finish(), 60);
 }
 
-TEST_F(LateRecorderTest, OnTheHostErrorsReachTheCaller) {
-  begin(at::kCPU);
-  writer_->end_sequence(0, {FinishReason::unfinished, "", {}});
-  whole_pass();
-  EXPECT_THROW(late_->drain(), UsageError);
-  EXPECT_THROW(whole_pass(), UsageError);
-  late_.reset();
-  writer_->finish();
+/// Whether recording has its own thread, in a process that may use only `cores`.
+bool records_late_with(int threads, int cores) {
+  cpu_set_t before, fewer;
+  EXPECT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&fewer);
+  for (size_t cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&fewer) < cores; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &fewer);
+  }
+  const int threads_before = at::get_num_threads();
+  at::set_num_threads(threads);
+  EXPECT_EQ(sched_setaffinity(0, sizeof fewer, &fewer), 0);
+  const bool late = records_late(at::kCPU);
+  EXPECT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+  at::set_num_threads(threads_before);
+  return late;
+}
+
+TEST(RecordsLate, OnTheHostOnlyIfDecodingLeavesACoreFree) {
+  if (available_cores() < 2) GTEST_SKIP() << "one core";
+  EXPECT_TRUE(records_late_with(1, 2));
+  EXPECT_FALSE(records_late_with(2, 2));
+  EXPECT_FALSE(records_late_with(1, 1));
+  EXPECT_TRUE(records_late(at::kCUDA));
 }
 
 TEST_F(LateRecorderTest, RowsBeforeADeviceWasLostAreKept) {
