@@ -129,6 +129,7 @@ void add_analyze_flags(CLI::App& command, AnalyzeFlags& flags) {
   command
       .add_option("--taus", flags.taus, "Compute the reuse error for these tau, such as 1,2,inf")
       ->delimiter(',');
+  add_count_option(command, flags.count);
   command
       .add_option("--sink-factor", flags.sink_factor,
                   "Call a key a sink if it receives more than this times the mean")
@@ -148,6 +149,16 @@ void add_analyze_flags(CLI::App& command, AnalyzeFlags& flags) {
   command.footer(kExamples);
 }
 
+void add_count_option(CLI::App& command, ReuseCount& count) {
+  command
+      .add_option_function<std::string>(
+          "--count",
+          [&count](const std::string& name) { count = parse_reuse_count("--count", name); },
+          "Count for tau the tokens since the last read, or those of this step")
+      ->check(CLI::IsMember(std::vector<std::string>(kReuseCounts.begin(), kReuseCounts.end())))
+      ->default_str(std::string(to_string(count)));
+}
+
 std::vector<std::pair<std::string, std::string>> given_selection(const AnalyzeFlags& flags) {
   std::vector<std::pair<std::string, std::string>> given;
   const auto add = [&given](const char* flag, const std::string& text) {
@@ -160,6 +171,9 @@ std::vector<std::pair<std::string, std::string>> given_selection(const AnalyzeFl
   add("--sequence", flags.sequences);
   add("--set-sizes", flags.set_sizes);
   add("--taus", fmt::format("{}", fmt::join(flags.taus, ",")));
+  if (flags.count != MetricOptions{}.count) {
+    given.emplace_back("--count", std::string(to_string(flags.count)));
+  }
   if (flags.sink_factor != MetricOptions{}.sink_factor) {
     add("--sink-factor", fmt::format("{}", flags.sink_factor));
   }
@@ -191,6 +205,7 @@ MetricOptions metric_options(const AnalyzeFlags& flags) {
   MetricOptions options;
   options.from_summary = flags.from_summary;
   options.sink_factor = flags.sink_factor;
+  options.count = flags.count;
   if (!flags.set_sizes.empty())
     options.set_sizes = parse_index_set(flags.set_sizes, "--set-sizes", 1);
   if (!flags.taus.empty()) {

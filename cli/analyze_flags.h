@@ -22,6 +22,7 @@ struct AnalyzeFlags {
   bool from_summary = false;
   std::string set_sizes;
   std::vector<std::string> taus;
+  ReuseCount count = MetricOptions{}.count;
   double sink_factor = MetricOptions{}.sink_factor;
   // Which part of the traces.
   std::string layers, heads, steps, blocks, sequences;
@@ -57,5 +58,8 @@ AnalyzeSelection parse_selection(const AnalyzeFlags& flags, const TraceShape& sh
 
 /// Throws UsageError for a tau that is not a number above 0 or `inf`, and for sizes below 1.
 MetricOptions metric_options(const AnalyzeFlags& flags);
+
+/// Adds `--count`: what tau counts.
+void add_count_option(CLI::App& command, ReuseCount& count);
 
 }  // namespace blockscope

@@ -13,14 +13,18 @@
 namespace blockscope {
 namespace {
 
+/// Options of MetricOptions.
+constexpr std::array kMetricOptions{"--from-summary", "--set-sizes", "--taus", "--count",
+                                    "--sink-factor"};
+
 bool is_file(const std::string& output) { return !output.empty() && output != kStandardOutput; }
 
 void refuse_beside_matrix(const CLI::App& command, const AnalyzeFlags& flags) {
   for (const char* option : {"--field", "--row-a", "--row-b"}) {
     refuse_idle(command, option, !flags.matrix.empty(), "--matrix");
   }
-  for (const char* option :
-       {"--from-summary", "--set-sizes", "--taus", "--sink-factor", "--threads", "--memory"}) {
+  for (const char* option : kMetricOptions) refuse_idle_beside(command, option, "--matrix");
+  for (const char* option : {"--threads", "--memory"}) {
     refuse_idle_beside(command, option, "--matrix");
   }
   refuse_idle(command, "--field", flags.matrix != "attention", "--matrix token or step");
@@ -46,6 +50,7 @@ void refuse_idle_combinations(const CLI::App& command, const AnalyzeFlags& flags
   refuse_beside_matrix(command, flags);
   refuse_idle_beside(command, "--set-sizes", "--backbone");
   refuse_idle_beside(command, "--taus", "--backbone");
+  refuse_idle_beside(command, "--count", "--backbone");
   refuse_idle_beside(command, "--sink-factor", "--backbone");
   refuse_idle_beside(command, "--set-sizes", "--from-summary");
   refuse_idle(command, "--force", is_file(flags.csv) || is_file(flags.json) || is_file(flags.hdf5),
@@ -62,7 +67,7 @@ void refuse_idle_combinations(const CLI::App& command, const AnalyzeFlags& flags
 
 void refuse_idle_metric_options(const CLI::App& command,
                                 const std::vector<const MetricInfo*>& chosen) {
-  for (const char* option : {"--from-summary", "--set-sizes", "--taus", "--sink-factor"}) {
+  for (const char* option : kMetricOptions) {
     const auto reads = [&](const MetricInfo& metric) {
       return std::ranges::count(metric.reads, option) > 0;
     };

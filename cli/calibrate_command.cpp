@@ -15,6 +15,7 @@
 #include "analysis/calibration/effect_order.h"
 #include "cli/commands.h"
 #include "command_line/interrupt.h"
+#include "cli/analyze_flags.h"
 #include "command_line/options.h"
 #include "command_line/printable.h"
 #include "command_line/progress.h"
@@ -225,9 +226,10 @@ void add_calibrate_command(CLI::App& app) {
       "Take the smallest gamma whose relative L2 error where reused is at most this");
   command
       ->add_option("--tau", flags->request.tau,
-                   "Reuse at steps where fewer tokens than this changed")
+                   "Reuse at steps before which fewer tokens than this were decided")
       ->check(whole_number(1))
       ->capture_default_str();
+  add_count_option(*command, flags->options.count);
   command
       ->add_option("--granularity", flags->granularity,
                    "Decide for each query head (head) or for whole KV heads (kv-group)")

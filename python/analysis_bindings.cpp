@@ -288,7 +288,8 @@ nb::dict analyze_bound(const std::vector<nb::bytes>& traces,
                        const std::vector<std::string>& metrics, Indices layers, Indices heads,
                        Indices steps, Indices blocks, Indices sequences,
                        const std::vector<std::string>& by, const std::vector<double>& taus,
-                       const std::vector<std::int64_t>& set_sizes, double sink_factor,
+                       const std::string& count, const std::vector<std::int64_t>& set_sizes,
+                       double sink_factor,
                        bool from_summary, std::size_t threads, std::size_t memory_mib,
                        nb::object progress) {
   AnalyzeRequest request;
@@ -301,6 +302,7 @@ nb::dict analyze_bound(const std::vector<nb::bytes>& traces,
   request.sequences = std::move(sequences);
   request.by = by;
   if (!taus.empty()) request.metric_options.taus = taus;
+  request.metric_options.count = parse_reuse_count("count", count);
   request.metric_options.set_sizes = set_sizes;
   request.metric_options.sink_factor = sink_factor;
   request.metric_options.from_summary = from_summary;
@@ -368,6 +370,7 @@ void bind_analysis(nb::module_& module) {
   module.def("analyze", &analyze_bound, nb::arg("traces"), nb::arg("metrics"),
              nb::arg("layers").none(), nb::arg("heads").none(), nb::arg("steps").none(),
              nb::arg("blocks").none(), nb::arg("sequences").none(), nb::arg("by"), nb::arg("taus"),
+             nb::arg("count"),
              nb::arg("set_sizes"), nb::arg("sink_factor"), nb::arg("from_summary"),
              nb::arg("threads"), nb::arg("memory_mib"), nb::arg("progress").none());
   module.def("compare_backbone", &compare_backbone_bound, nb::arg("trace"), nb::arg("backbone"),

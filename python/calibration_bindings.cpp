@@ -12,7 +12,7 @@ namespace {
 nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<double> gamma,
                           std::optional<double> saving, std::optional<double> max_error,
                           std::int64_t tau, const std::string& granularity, bool from_summary,
-                          std::size_t threads, nb::object progress) {
+                          const std::string& count, std::size_t threads, nb::object progress) {
   CalibrationRequest request;
   request.gamma = gamma;
   request.saving = saving;
@@ -32,6 +32,7 @@ nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<do
     }
     CalibrationOptions options;
     options.taus.push_back(tau);
+    options.count = parse_reuse_count("count", count);
     options.from_summary = from_summary;
     options.pass.threads = threads;
     options.pass.progress = shown.callback();
@@ -49,7 +50,8 @@ nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<do
 void bind_calibration(nb::module_& module) {
   module.def("calibrate", &calibrate_bound, nb::arg("traces"), nb::arg("gamma").none(),
              nb::arg("saving").none(), nb::arg("max_error").none(), nb::arg("tau"),
-             nb::arg("granularity"), nb::arg("from_summary"), nb::arg("threads"),
+             nb::arg("granularity"), nb::arg("from_summary"), nb::arg("count"),
+             nb::arg("threads"),
              nb::arg("progress").none());
 }
 

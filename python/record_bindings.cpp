@@ -41,6 +41,7 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.logit_shift = entry<std::int64_t>(from, "logit_shift");
   meta.bidirectional = entry<bool>(from, "bidirectional");
   meta.has_cache = meta.bidirectional;
+  meta.has_since_read = true;
   meta.softmax_scale = entry<double>(from, "softmax_scale");
   meta.block_length = entry<std::int64_t>(from, "block_length");
   meta.level = parse_record_level(entry<std::string>(from, "level"));
@@ -215,8 +216,8 @@ class WriterHandle {
     alone([&] { writer_->end_sequence(sequence, std::move(end)); });
   }
 
-  /// scalars: sequence, pass, kind, block, block_start, step, context_length, changed, masks_left,
-  /// recorded, pass_time_ns, and for the keys that the pass stored (level full) the first position
+  /// scalars: sequence, pass, kind, block, block_start, step, context_length, changed,
+  /// since_read, rows_read, masks_left, recorded, pass_time_ns, and for the keys that the pass stored (level full) the first position
   /// and the number. arrays: dataset, layer slot or -1, buffer. valid: [B]; empty: all. computed:
   /// ranges for every layer; else by_layer has those of each layer.
   void append_row(const std::vector<std::int64_t>& scalars,
@@ -224,8 +225,8 @@ class WriterHandle {
                   const std::optional<Transfers>& insertions, const Ranges& computed,
                   const nb::list& arrays, std::vector<std::uint8_t> valid,
                   const std::vector<RangesOfLayer>& by_layer) {
-    if (scalars.size() != 13) {
-      throw UsageError(fmt::format("append_row: expected 13 scalars, got {}", scalars.size()));
+    if (scalars.size() != 15) {
+      throw UsageError(fmt::format("append_row: expected 15 scalars, got {}", scalars.size()));
     }
     TraceRow row;
     row.sequence = scalars[0];
@@ -236,11 +237,13 @@ class WriterHandle {
     row.step = scalars[5];
     row.context_length = scalars[6];
     row.changed = scalars[7];
-    row.masks_left = scalars[8];
-    row.recorded = scalars[9] != 0;
-    row.pass_time_ns = scalars[10];
-    row.prefix_start = scalars[11];
-    row.prefix_length = scalars[12];
+    row.since_read = scalars[8];
+    row.rows_read = scalars[9];
+    row.masks_left = scalars[10];
+    row.recorded = scalars[11] != 0;
+    row.pass_time_ns = scalars[12];
+    row.prefix_start = scalars[13];
+    row.prefix_length = scalars[14];
     if (transfers || insertions) {
       row.delta = delta_of(transfers.value_or(Transfers{}), insertions.value_or(Transfers{}));
     }
@@ -306,8 +309,11 @@ void bind_record(nb::module_& module) {
   module.attr("region_names") =
       nb::cast(std::vector<std::string>(kRegionNames.begin(), kRegionNames.end()));
   module.attr("distance_bins") = kDistanceBins;
-  module.def("reuses_external", &reuses_external, nb::arg("step"), nb::arg("changed"),
-             nb::arg("tau"));
+  nb::class_<ReuseCounter>(module, "ReuseCounter")
+      .def("__init__", [](ReuseCounter* self, double tau) { new (self) ReuseCounter({tau}); },
+           nb::arg("tau"))
+      .def("reuses", &ReuseCounter::reuses, nb::arg("step"), nb::arg("changed"),
+           nb::arg("decided"));
   module.def("parse_index_set", &parse_index_set, nb::arg("text"), nb::arg("flag"),
              nb::arg("first"), nb::arg("end"));
   module.def(

@@ -48,6 +48,7 @@ struct CalibrationSums {
   std::int64_t steps = 0;  ///< denoising steps with a prefix, recorded or not
   double keys = 0.0;       ///< sum of N over them
   double flops = 0.0;      ///< sum of B N over them, B = positions that exist
+  ReuseCount tau_counts = ReuseCount::since_read;  ///< what these tau count
   std::vector<TauSums> taus;
 
   HeadMatrix<double> similarity, standard_deviation, standard_error, p5;  ///< NaN: not recorded
@@ -66,6 +67,7 @@ struct CalibrationSums {
 
 struct CalibrationOptions {
   std::vector<std::int64_t> taus{1, 2, 3, 4};  ///< each >= 1
+  ReuseCount count = ReuseCount::since_read;   ///< what these tau count
   bool from_summary = false;                   ///< read /summary even if the trace has the arrays
   PassOptions pass;
 };

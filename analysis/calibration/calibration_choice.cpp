@@ -170,7 +170,7 @@ std::vector<std::string> warnings_of(const Calibration& chosen) {
                     pins));
   } else if (predicted.reusing_steps == 0) {
     warnings.push_back(
-        fmt::format("every step of these traces changes {} or more tokens: tau {} never reuses",
+        fmt::format("every step of these traces decides {} or more tokens: tau {} never reuses",
                     chosen.tau, chosen.tau));
   }
   return warnings;
@@ -184,6 +184,7 @@ ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibrat
   file.pins = calibration.pins;
   file.gamma = calibration.gamma;
   file.tau = calibration.tau;
+  file.tau_counts = sums.tau_counts;
   file.granularity = calibration.granularity;
   file.statistic = sums.statistic;
   file.computed_from = sums.computed_from;

@@ -15,7 +15,6 @@
 #include "analysis/metrics/left_out.h"
 #include "analysis/pass/damage.h"
 #include "decode_record/base/sha256.h"
-#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 namespace {
@@ -63,6 +62,10 @@ std::int64_t add_steps(const TraceReader& trace, const TraceShape& shape,
   for (const BlockSteps& block : list_blocks(trace, selection)) {
     sequences.insert(block.sequence);
     ++source.blocks;
+    std::vector<ReuseCounter> counters;
+    for (const TauSums& tau : sums.taus) {
+      counters.emplace_back(ReuseRule{static_cast<double>(tau.tau), sums.tau_counts});
+    }
     for (const StepRef& step : block.steps) {
       if (step.context_length == 0) continue;
       ++source.rows;
@@ -71,8 +74,9 @@ std::int64_t add_steps(const TraceReader& trace, const TraceShape& shape,
       sums.keys += keys;
       sums.flops += flops;
       if (step.step > 1 && step.recorded) ++pairs;
-      for (TauSums& tau : sums.taus) {
-        if (!reuses_external(step.step, step.changed, static_cast<double>(tau.tau))) continue;
+      for (std::size_t t = 0; t < sums.taus.size(); ++t) {
+        TauSums& tau = sums.taus[t];
+        if (!counters[t].reuses(step.step, step.changed, step.decided)) continue;
         ++tau.reusing_steps;
         tau.reusing_keys += keys;
         tau.reusing_flops += flops;
@@ -88,8 +92,9 @@ std::int64_t add_steps(const TraceReader& trace, const TraceShape& shape,
 
 class CalibrationMetric : public StepMetric {
  public:
-  CalibrationMetric(std::vector<double> taus, bool from_summary, std::int64_t most_pairs)
-      : reader_(std::move(taus), from_summary), most_pairs_(most_pairs) {}
+  CalibrationMetric(const std::vector<double>& taus, const CalibrationOptions& options,
+                    std::int64_t most_pairs)
+      : reader_(taus, options.count, options.from_summary), most_pairs_(most_pairs) {}
 
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override;
   void add_block(const BlockSteps& block) override {
@@ -307,6 +312,7 @@ CalibrationSums empty_sums(const TraceGroup& traces, const std::vector<std::int6
 CalibrationSums accumulate_calibration(const TraceGroup& traces,
                                        const CalibrationOptions& options) {
   CalibrationSums sums = empty_sums(traces, options.taus);
+  sums.tau_counts = options.count;
   std::int64_t pairs = 0;
   for (std::size_t i = 0; i < traces.size(); ++i) {
     pairs += naming_damage(traces.trace(i).info().path, [&] {
@@ -315,7 +321,7 @@ CalibrationSums accumulate_calibration(const TraceGroup& traces,
   }
   std::vector<double> taus;
   for (const TauSums& tau : sums.taus) taus.push_back(static_cast<double>(tau.tau));
-  auto owner = std::make_unique<CalibrationMetric>(taus, options.from_summary, pairs);
+  auto owner = std::make_unique<CalibrationMetric>(taus, options, pairs);
   const CalibrationMetric& metric = *owner;
   std::vector<std::unique_ptr<StepMetric>> metrics;
   metrics.push_back(std::move(owner));

@@ -14,7 +14,8 @@ namespace blockscope {
 /// Sums over blocks. decoding_curves.h uses them, too.
 class DecodingTotals {
  public:
-  explicit DecodingTotals(std::vector<double> taus = {});
+  explicit DecodingTotals(std::vector<double> taus = {},
+                          ReuseCount count = ReuseCount::since_read);
 
   /// Adds one block of the trace with all its steps. Reads its deltas.
   void add(const TraceReader& trace, const BlockSteps& block, bool autoregressive);
@@ -30,7 +31,7 @@ class DecodingTotals {
   ResultArray tokens_by_step() const;
   ResultArray confidence_by_step() const;
   ResultArray changed_by_step() const;
-  /// Share [tau] of the denoising steps after a block's first that have M < tau.
+  /// Share [tau] of the denoising steps after a block's first that may reuse by the rule.
   ResultArray share_below_tau() const;
   /// Counts [steps]: blocks that took this many steps.
   ResultArray blocks_by_steps() const;
@@ -48,6 +49,7 @@ class DecodingTotals {
   bool ended(const TraceReader& trace, const BlockSteps& block, FinishReason reason) const;
 
   std::vector<double> taus_;
+  std::vector<ReuseCounter> counters_;  // [taus]
   RunningMean tokens_, steps_, confidence_, changed_, accuracy_;
   Means tokens_by_step_, confidence_by_step_, changed_by_step_;
   std::vector<std::int64_t> below_tau_;
@@ -67,7 +69,7 @@ bool is_autoregressive(const TraceReader& trace);
 /// blocks_by_steps [steps]; settled [step, position]; share_below_tau [tau].
 class DecodingMetric : public StepMetric {
  public:
-  explicit DecodingMetric(const MetricOptions& options) : totals_(options.taus) {}
+  explicit DecodingMetric(const MetricOptions& options) : totals_(options.taus, options.count) {}
 
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override;
   void add_block(const BlockSteps& block) override;

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "analysis/metrics/decoding.h"
-#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 namespace {
@@ -23,8 +22,10 @@ std::vector<double> to_doubles(const std::vector<std::int64_t>& counts) {
 
 }  // namespace
 
-DecodingTotals::DecodingTotals(std::vector<double> taus)
-    : taus_(std::move(taus)), below_tau_(taus_.size(), 0) {}
+DecodingTotals::DecodingTotals(std::vector<double> taus, ReuseCount count)
+    : taus_(std::move(taus)), below_tau_(taus_.size(), 0) {
+  for (const double tau : taus_) counters_.emplace_back(ReuseRule{tau, count});
+}
 
 RunningMean& DecodingTotals::at_step(Means& means, std::int64_t step) {
   const auto index = static_cast<std::size_t>(step - 1);
@@ -124,13 +125,13 @@ void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std
   }
   tokens_.add(static_cast<double>(decided));
   at_step(tokens_by_step_, step.step).add(static_cast<double>(decided));
+  for (std::size_t t = 0; t < taus_.size(); ++t) {
+    below_tau_[t] += counters_[t].reuses(step.step, step.changed, step.decided) ? 1 : 0;
+  }
   if (step.step <= 1) return;
   ++later_steps_;
   changed_.add(static_cast<double>(step.changed));
   at_step(changed_by_step_, step.step).add(static_cast<double>(step.changed));
-  for (std::size_t t = 0; t < taus_.size(); ++t) {
-    below_tau_[t] += reuses_external(step.step, step.changed, taus_[t]) ? 1 : 0;
-  }
 }
 
 ResultArray DecodingTotals::by_step(const Means& means, std::string name, std::string unit,
@@ -164,8 +165,8 @@ ResultArray DecodingTotals::changed_by_step() const {
 
 ResultArray DecodingTotals::share_below_tau() const {
   ResultArray array{
-      "share_below_tau",    "share", "denoising steps after a block's first with M < tau",
-      {{"tau", taus_, {}}}, {},      {}};
+      "share_below_tau", "share", "denoising steps after a block's first that may reuse by tau",
+      {{"tau", taus_, {}}}, {}, {}};
   for (const std::int64_t below : below_tau_) {
     array.values.push_back(static_cast<double>(below) / static_cast<double>(later_steps_));
     array.terms.push_back(later_steps_);

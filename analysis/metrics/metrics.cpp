@@ -29,6 +29,7 @@ namespace {
 constexpr std::string_view kFromSummary = "--from-summary";
 constexpr std::string_view kSetSizes = "--set-sizes";
 constexpr std::string_view kTaus = "--taus";
+constexpr std::string_view kCount = "--count";
 constexpr std::string_view kSinkFactor = "--sink-factor";
 
 }  // namespace
@@ -157,7 +158,7 @@ const std::vector<MetricInfo>& all_metrics() {
        "tokens per step, confidence, steps of final tokens, M, accuracy",
        "trajectory",
        true,
-       {kTaus},
+       {kTaus, kCount},
        [](const MetricOptions& options) { return std::make_unique<DecodingMetric>(options); }},
       {"settling",
        "step from which the final token is predicted, and order of the decisions",
@@ -200,7 +201,7 @@ const std::vector<MetricInfo>& all_metrics() {
        "one-step error of reusing A_out, for every tau",
        "summary",
        true,
-       {kFromSummary, kTaus},
+       {kFromSummary, kTaus, kCount},
        make_reuse_error,
        std::nullopt,
        {{"reuse error, tau 2", "relative_l2", "relative L2", nullptr, 2.0, "relative_l2_head"}}},

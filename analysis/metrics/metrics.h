@@ -17,6 +17,7 @@ struct MetricOptions {
   std::vector<std::int64_t>
       set_sizes;  ///< k of recall and covered probability; empty: powers of 2 up to k
   std::vector<double> taus{1.0, 2.0, 3.0, 4.0};  ///< tau of the reuse error
+  ReuseCount count = ReuseCount::since_read;     ///< what these tau count
   double sink_factor = 3.0;                      ///< a sink receives more than this times the mean
   bool from_summary = false;                     ///< read /summary even if the trace has the arrays
 };

@@ -29,12 +29,6 @@ ReuseErrorSums position_sums(const MergedRow& row, std::size_t channels) {
   return {double{sums.squared}, double{sums.absolute}, double{sums.reference}, double{sums.dot}, 1};
 }
 
-/// Index of tau in /summary/reuse_error, or -1.
-std::ptrdiff_t summary_index(double tau) {
-  const auto* found = std::ranges::find(kReuseTaus, static_cast<float>(tau));
-  return found == kReuseTaus.end() ? -1 : found - kReuseTaus.begin();
-}
-
 }  // namespace
 
 void ReuseErrorSums::add(const ReuseErrorSums& other) {
@@ -64,29 +58,47 @@ double ReuseErrorSums::cosine() const {
   return terms > 0 ? dot / std::sqrt(reference * merged) : kNaN;
 }
 
-ReuseErrorReader::ReuseErrorReader(std::vector<double> taus, bool from_summary)
-    : taus_(std::move(taus)), from_summary_(from_summary) {
-  for (const double tau : taus_) {
+ReuseErrorReader::ReuseErrorReader(const std::vector<double>& taus, ReuseCount count,
+                                   bool from_summary)
+    : from_summary_(from_summary) {
+  for (const double tau : taus) {
     if (!(tau >= 1.0)) throw UsageError(fmt::format("tau: expected at least 1, got {}", tau));
+    rules_.push_back({tau, count});
   }
+}
+
+std::vector<double> ReuseErrorReader::taus() const {
+  std::vector<double> taus;
+  for (const ReuseRule& rule : rules_) taus.push_back(rule.tau);
+  return taus;
+}
+
+/// Index of the rule in /summary/reuse_error, or -1.
+std::ptrdiff_t ReuseErrorReader::summary_index(const ReuseRule& rule) const {
+  const auto* found = std::ranges::find(kReuseTaus, static_cast<float>(rule.tau));
+  const bool known = rule.count == summary_count_ && found != kReuseTaus.end();
+  return known ? found - kReuseTaus.begin() : -1;
 }
 
 Needs ReuseErrorReader::begin_trace(const TraceReader& trace, const TraceShape& shape,
                                     const std::string& metric) {
   fields_ = exact_fields(trace);
   reads_summary_ = from_summary_ || !trace.has(fields_.external);
+  // Before /steps/since_read, recorders followed the paper's letter.
+  const bool accumulates = trace.info().meta.has_since_read;
+  summary_count_ = accumulates ? ReuseCount::since_read : ReuseCount::step;
   require_field(trace, Field::reuse_error, metric);
   heads_ = shape.heads.size();
   channels_ = static_cast<std::size_t>(shape.head_dim);
   layers_.resize(shape.layers.size());
   Needs needs;
+  needs.rules = rules_;
   if (reads_summary_) {
     needs.fields = {Field::reuse_error};
   } else {
     require_field(trace, Field::attention_internal, metric);
     needs.fields = {fields_.external, fields_.lse_external, Field::attention_internal,
                     Field::attention_lse_internal};
-    needs.taus = taus_;
   }
   return needs;
 }
@@ -100,10 +112,9 @@ std::string ReuseErrorReader::computed_from() const {
 
 const std::vector<ReuseErrorReader::Tau>& ReuseErrorReader::read(const StepView& step) {
   Layer& layer = layers_.at(step.layer());
-  layer.taus.resize(taus_.size());
-  for (std::size_t t = 0; t < taus_.size(); ++t) {
-    const bool reuses = reuses_external(step.now().step, step.now().changed, taus_[t]);
-    layer.taus[t].rule = reuses ? Rule::reused : Rule::recomputed;
+  layer.taus.resize(rules_.size());
+  for (std::size_t t = 0; t < rules_.size(); ++t) {
+    layer.taus[t].rule = step.reuses(rules_[t]) ? Rule::reused : Rule::recomputed;
     layer.taus[t].heads.clear();
   }
   if (reads_summary_) {
@@ -116,10 +127,10 @@ const std::vector<ReuseErrorReader::Tau>& ReuseErrorReader::read(const StepView&
 
 void ReuseErrorReader::read_stored(const StepView& step, Layer& layer) const {
   const auto stored = step.now(Field::reuse_error).floats();  // [4, H, 4]
-  for (std::size_t t = 0; t < taus_.size(); ++t) {
+  for (std::size_t t = 0; t < rules_.size(); ++t) {
     Tau& tau = layer.taus[t];
     // A recomputed step has the same sums for every tau: no error, only the output.
-    const std::ptrdiff_t index = tau.rule == Rule::recomputed ? 0 : summary_index(taus_[t]);
+    const std::ptrdiff_t index = tau.rule == Rule::recomputed ? 0 : summary_index(rules_[t]);
     if (index < 0) {
       tau.rule = Rule::unknown;
       continue;
@@ -148,16 +159,16 @@ void ReuseErrorReader::read_arrays(const StepView& step, Layer& layer) const {
   for (std::size_t i = 0; i < lse_external.size(); ++i) {
     scratch.weight[i] = external_weight(lse_external[i], lse_internal[i]);
   }
-  layer.sources.assign(taus_.size(), nullptr);
+  layer.sources.assign(rules_.size(), nullptr);
   std::vector<ReuseErrorSums> reference;
-  for (std::size_t t = 0; t < taus_.size(); ++t) {
+  for (std::size_t t = 0; t < rules_.size(); ++t) {
     Tau& tau = layer.taus[t];
     if (tau.rule == Rule::recomputed) {
       if (reference.empty()) reference = reference_sums(step, scratch);
       tau.heads = reference;
       continue;
     }
-    layer.sources[t] = step.source(taus_[t]);
+    layer.sources[t] = step.source(rules_[t]);
     if (layer.sources[t] == nullptr) {
       tau.rule = Rule::hidden;
       continue;
@@ -165,7 +176,7 @@ void ReuseErrorReader::read_arrays(const StepView& step, Layer& layer) const {
     // Neighbouring taus mostly have the same source, so reuse its sums.
     const auto same = std::ranges::find(layer.sources, layer.sources[t]);
     const auto first = static_cast<std::size_t>(same - layer.sources.begin());
-    tau.heads = first < t ? layer.taus[first].heads : error_sums(step, scratch, taus_[t]);
+    tau.heads = first < t ? layer.taus[first].heads : error_sums(step, scratch, rules_[t]);
   }
 }
 
@@ -184,12 +195,12 @@ std::vector<ReuseErrorSums> ReuseErrorReader::reference_sums(const StepView& ste
 }
 
 std::vector<ReuseErrorSums> ReuseErrorReader::error_sums(const StepView& step, Scratch& scratch,
-                                                         double tau) const {
-  to_floats(step.source(fields_.external, tau), scratch.source);
-  const auto lse_source = step.source(fields_.lse_external, tau).floats();
+                                                         const ReuseRule& rule) const {
+  to_floats(step.source(fields_.external, rule), scratch.source);
+  const auto lse_source = step.source(fields_.lse_external, rule).floats();
   const auto lse_internal = step.now(Field::attention_lse_internal).floats();
   const auto valid = step.valid();
-  const auto source_valid = step.source_valid(tau);
+  const auto source_valid = step.source_valid(rule);
   const std::size_t block = valid.size();
   std::vector<ReuseErrorSums> sums(heads_);
   for (std::size_t row = 0; row < heads_ * block; ++row) {

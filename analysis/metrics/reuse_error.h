@@ -42,12 +42,12 @@ struct ReuseErrorSums {
 class ReuseErrorReader {
  public:
   /// taus >= 1.
-  ReuseErrorReader(std::vector<double> taus, bool from_summary);
+  ReuseErrorReader(const std::vector<double>& taus, ReuseCount count, bool from_summary);
 
   /// Needs of this trace. Throws TraceError, with the name `metric`, if the trace has neither
   /// arrays nor summaries, or no exact values.
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape, const std::string& metric);
-  const std::vector<double>& taus() const { return taus_; }
+  std::vector<double> taus() const;
   bool reads_summary() const { return reads_summary_; }  ///< for the current trace
   std::string computed_from() const;                     ///< datasets of the current trace
 
@@ -55,7 +55,7 @@ class ReuseErrorReader {
     recomputed,  ///< recomputed by the rule: no error
     reused,
     hidden,  ///< reused, but a gap hides the source: no sums
-    unknown  ///< reused, but /summary has no such tau: no sums
+    unknown  ///< reused, but /summary has no such rule: no sums
   };
   struct Tau {
     Rule rule = Rule::recomputed;
@@ -78,10 +78,13 @@ class ReuseErrorReader {
   void read_arrays(const StepView& step, Layer& layer) const;
   void read_stored(const StepView& step, Layer& layer) const;
   std::vector<ReuseErrorSums> reference_sums(const StepView& step, const Scratch& scratch) const;
-  std::vector<ReuseErrorSums> error_sums(const StepView& step, Scratch& scratch, double tau) const;
+  std::vector<ReuseErrorSums> error_sums(const StepView& step, Scratch& scratch,
+                                         const ReuseRule& rule) const;
+  std::ptrdiff_t summary_index(const ReuseRule& rule) const;
 
-  std::vector<double> taus_;
+  std::vector<ReuseRule> rules_;
   bool from_summary_ = false;
+  ReuseCount summary_count_ = ReuseCount::since_read;  // of the current trace
   bool reads_summary_ = false;
   ExactFields fields_;
   std::size_t heads_ = 0;

@@ -14,7 +14,7 @@ using Rule = ReuseErrorReader::Rule;
 class ReuseErrorMetric : public StepMetric {
  public:
   explicit ReuseErrorMetric(const MetricOptions& options)
-      : reader_(options.taus, options.from_summary) {}
+      : reader_(options.taus, options.count, options.from_summary) {}
 
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
     const Needs needs = reader_.begin_trace(trace, shape, "the reuse error");

@@ -20,6 +20,8 @@ struct StepRef {
   std::int32_t step = 0;            ///< from 1
   std::int32_t context_length = 0;  ///< N, external keys
   std::int32_t changed = 0;         ///< M, inputs that differ from the previous step
+  std::int32_t decided = 0;         ///< M and positions that the previous step decided as [MASK];
+                                    ///< M in traces without /steps/since_read
   std::int32_t masks_left = 0;      ///< masks in the block's input
   bool recorded = false;            ///< has arrays; false: the recorder left them out
 };
@@ -40,7 +42,7 @@ struct RowSelection {
 };
 
 /// Blocks in the order of their first row. Sequences marked `aborted` are left out, because they
-/// were decoded again under another index. Reads the columns of /steps in pieces and keeps 48 bytes
+/// were decoded again under another index. Reads the columns of /steps in pieces and keeps 56 bytes
 /// a step.
 std::vector<BlockSteps> list_blocks(const TraceReader& trace, const RowSelection& selection = {});
 

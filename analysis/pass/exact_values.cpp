@@ -26,6 +26,7 @@ bool intervened(const TraceInfo& trace) {
 std::string_view level_of(Exists exists) {
   switch (exists) {
     case Exists::always:
+    case Exists::since_read:
       return "trajectory";
     case Exists::summary:
     case Exists::spread:

@@ -14,7 +14,6 @@
 #include "analysis/pass/step_values.h"
 #include "analysis/pass/task_view.h"
 #include "decode_record/base/cores.h"
-#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 namespace {
@@ -78,7 +77,7 @@ class TracePass {
     layer_bytes_ = reader_.layer_bytes(all);
     const auto held = [&](auto bytes_of) {
       return bytes_of(all) + bytes_of(plan_.previous) + bytes_of(plan_.first) +
-             plan_.taus.size() * bytes_of(plan_.source);
+             plan_.rules.size() * bytes_of(plan_.source);
     };
     const std::size_t shared = held([&](const auto& slots) { return reader_.shared_bytes(slots); });
     const std::size_t layer = held([&](const auto& slots) { return reader_.layer_bytes(slots); });
@@ -123,11 +122,13 @@ class TracePass {
   void run_group(const BlockSteps& block, std::span<const std::size_t> layers, LayerQueue& queue) {
     std::vector<History> history(layers.size());
     for (History& layer : history) {
-      layer.sources.resize(plan_.taus.size());
-      layer.source_valid.resize(plan_.taus.size());
+      layer.sources.resize(plan_.rules.size());
+      layer.source_valid.resize(plan_.rules.size());
     }
     Steps steps;
-    steps.sources.resize(plan_.taus.size());
+    steps.sources.resize(plan_.rules.size());
+    std::vector<ReuseCounter> counters(plan_.rules.begin(), plan_.rules.end());
+    std::vector<bool> reuses(counters.size());
     std::int32_t expected = 1;
     Ahead ahead(block.steps);
     for (std::size_t i = 0; i < steps_ahead_; ++i) {
@@ -136,15 +137,15 @@ class TracePass {
       reader_.prefetch(later->row);
     }
     for (const StepRef& step : block.steps) {
-      if (step.step != expected) forget(steps, history, [](std::size_t) { return true; });
+      if (step.step != expected) forget(steps, history, std::vector<bool>(reuses.size()));
       expected = step.step + 1;
-      const auto recomputes = [&](std::size_t i) {
-        return !reuses_external(step.step, step.changed, plan_.taus[i]);
-      };
+      for (std::size_t i = 0; i < counters.size(); ++i) {
+        reuses[i] = counters[i].reuses(step.step, step.changed, step.decided);
+      }
       if (step.recorded) {
-        run_step(step, layers, ahead.next(), recomputes, steps, history, queue);
+        run_step(step, layers, ahead.next(), reuses, steps, history, queue);
       } else {
-        forget(steps, history, recomputes);
+        forget(steps, history, reuses);
       }
     }
     hand_over(queue);
@@ -164,26 +165,25 @@ class TracePass {
   };
 
   /// After a step without arrays, there is no previous step, and its recomputed values are unknown.
-  template <typename Recomputes>
-  static void forget(Steps& steps, std::vector<History>& history, Recomputes recomputes) {
+  static void forget(Steps& steps, std::vector<History>& history,
+                     const std::vector<bool>& reuses) {
     steps.previous = nullptr;
     for (std::size_t i = 0; i < steps.sources.size(); ++i) {
-      if (recomputes(i)) steps.sources[i] = nullptr;
+      if (!reuses[i]) steps.sources[i] = nullptr;
     }
     for (History& layer : history) {
       layer.previous = nullptr;
       layer.previous_valid = nullptr;
       for (std::size_t i = 0; i < layer.sources.size(); ++i) {
-        if (!recomputes(i)) continue;
+        if (reuses[i]) continue;
         layer.sources[i] = nullptr;
         layer.source_valid[i] = nullptr;
       }
     }
   }
 
-  template <typename Recomputes>
   void run_step(const StepRef& step, std::span<const std::size_t> layers, const StepRef* later,
-                Recomputes recomputes, Steps& steps, std::vector<History>& history,
+                const std::vector<bool>& reuses, Steps& steps, std::vector<History>& history,
                 LayerQueue& queue) {
     if (later != nullptr) reader_.prefetch(later->row);
     reader_.seek(step.row);
@@ -191,16 +191,17 @@ class TracePass {
     context->plan = plan_owner_;
     context->now = &step;
     if (step.step == 1) steps.first = &step;
-    for (std::size_t i = 0; i < plan_.taus.size(); ++i) {
-      if (recomputes(i)) steps.sources[i] = &step;
+    for (std::size_t i = 0; i < plan_.rules.size(); ++i) {
+      if (!reuses[i]) steps.sources[i] = &step;
     }
     context->previous = steps.previous;
     context->first = steps.first;
     context->sources = steps.sources;
+    context->reuses = reuses;
     steps.previous = &step;
     pending_.runs.resize(layers.size());
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      StepTask next = task(context, layers[i], step.step == 1, recomputes, history[i]);
+      StepTask next = task(context, layers[i], step.step == 1, reuses, history[i]);
       pending_.bytes += next.bytes;
       next.bytes += shared_bytes_ / layers.size();
       pending_.runs[i].push_back(std::move(next));
@@ -221,9 +222,8 @@ class TracePass {
     pending_.runs.resize(layers);
   }
 
-  template <typename Recomputes>
   StepTask task(const std::shared_ptr<const StepContext>& context, std::size_t layer, bool first,
-                Recomputes recomputes, History& history) {
+                const std::vector<bool>& reuses, History& history) {
     StepTask task;
     task.context = context;
     task.layer = layer;
@@ -240,10 +240,10 @@ class TracePass {
     history.previous = keep(task.now, plan_.previous);
     if (first) history.first = keep(task.now, plan_.first);
     task.first = history.first;
-    if (!plan_.taus.empty()) {
+    if (!plan_.rules.empty()) {
       const LayerValues kept = keep(task.now, plan_.source);
-      for (std::size_t i = 0; i < plan_.taus.size(); ++i) {
-        if (!recomputes(i)) continue;
+      for (std::size_t i = 0; i < plan_.rules.size(); ++i) {
+        if (reuses[i]) continue;
         history.sources[i] = kept;
         history.source_valid[i] = task.valid;
       }

@@ -21,6 +21,7 @@
 #include "analysis/results/metric_result.h"
 #include "decode_record/base/error.h"
 #include "decode_record/read/trace_reader.h"
+#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 
@@ -66,13 +67,16 @@ class StepView {
   virtual ArrayView now(Field field) const = 0;
   virtual ArrayView previous(Field field) const = 0;
   virtual ArrayView first(Field field) const = 0;
-  /// Arrays of the last step of this block, up to this one, that the rule "recompute iff M >= tau"
-  /// recomputes. Empty if a gap hides that step. tau must be in Needs::taus.
-  virtual ArrayView source(Field field, double tau) const = 0;
+  // The rule of reuse must be in Needs::rules.
+  /// Whether this step reuses, if every step of the block follows the rule.
+  virtual bool reuses(const ReuseRule& rule) const = 0;
+  /// Arrays of the last step of this block, up to this one, that reads the prefix by the rule.
+  /// Empty if a gap hides that step.
+  virtual ArrayView source(Field field, const ReuseRule& rule) const = 0;
   /// The step of these arrays; nullptr if a gap hides it.
-  virtual const StepRef* source(double tau) const = 0;
+  virtual const StepRef* source(const ReuseRule& rule) const = 0;
   /// [B], 1: that step computed the position at this layer; empty if there is no such step.
-  virtual std::span<const std::uint8_t> source_valid(double tau) const = 0;
+  virtual std::span<const std::uint8_t> source_valid(const ReuseRule& rule) const = 0;
 };
 
 /// The values that a metric needs.
@@ -80,7 +84,7 @@ struct Needs {
   std::vector<Field> fields;  ///< read for every recorded denoising step
   bool previous = false;      ///< previous(field) of these fields
   bool first = false;         ///< first(field)
-  std::vector<double> taus;   ///< source(field, tau) for these tau
+  std::vector<ReuseRule> rules;  ///< source(field, rule) for these rules
 };
 
 class StepMetric {

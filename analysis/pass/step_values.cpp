@@ -26,12 +26,12 @@ FieldPlan::FieldPlan(const std::vector<Needs>& needs) {
       const auto i = static_cast<std::size_t>(slot);
       previous[i] = previous[i] || need.previous;
       first[i] = first[i] || need.first;
-      source[i] = source[i] || !need.taus.empty();
+      source[i] = source[i] || !need.rules.empty();
     }
-    taus.insert(taus.end(), need.taus.begin(), need.taus.end());
+    rules.insert(rules.end(), need.rules.begin(), need.rules.end());
   }
-  std::ranges::sort(taus);
-  taus.erase(std::unique(taus.begin(), taus.end()), taus.end());
+  std::ranges::sort(rules);
+  rules.erase(std::unique(rules.begin(), rules.end()), rules.end());
 }
 
 }  // namespace blockscope

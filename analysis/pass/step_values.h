@@ -40,8 +40,8 @@ struct FieldPlan {
   std::vector<Field> fields;                      ///< slot -> field
   std::vector<bool> previous;                     ///< [slot] kept for the next step
   std::vector<bool> first;                        ///< [slot] kept for the whole block
-  std::vector<bool> source;                       ///< [slot] kept for the taus
-  std::vector<double> taus;                       ///< ascending
+  std::vector<bool> source;                       ///< [slot] kept for the rules
+  std::vector<ReuseRule> rules;                   ///< ascending
   std::array<std::int8_t, kNumFields> slot_of{};  ///< -1: no metric needs it
 
   explicit FieldPlan(const std::vector<Needs>& needs);
@@ -53,7 +53,8 @@ struct StepContext {
   const StepRef* now = nullptr;
   const StepRef* previous = nullptr;
   const StepRef* first = nullptr;
-  std::vector<const StepRef*> sources;  ///< [taus]
+  std::vector<const StepRef*> sources;  ///< [rules]
+  std::vector<bool> reuses;             ///< [rules]
 };
 
 /// The positions of a block that a row computed: [B]. All layers share one object, unless a cache
@@ -66,8 +67,8 @@ struct StepTask {
   std::size_t layer = 0;
   LayerValues now, previous, first;
   ValidPositions valid, previous_valid, first_valid;  ///< null: no such step
-  std::vector<LayerValues> sources;                   ///< [taus]
-  std::vector<ValidPositions> source_valid;           ///< [taus]
+  std::vector<LayerValues> sources;                   ///< [rules]
+  std::vector<ValidPositions> source_valid;           ///< [rules]
   std::size_t bytes = 0;       ///< in memory until the task has run; limits the queue
   std::size_t late_bytes = 0;  ///< still to be read for `now`
 };

@@ -34,12 +34,13 @@ class TaskView final : public StepView {
   ArrayView now(Field field) const override { return at(task_.now, field); }
   ArrayView previous(Field field) const override { return at(task_.previous, field); }
   ArrayView first(Field field) const override { return at(task_.first, field); }
-  ArrayView source(Field field, double tau) const override {
-    return at(task_.sources.at(tau_index(tau)), field);
+  bool reuses(const ReuseRule& rule) const override { return context_.reuses.at(rule_index(rule)); }
+  ArrayView source(Field field, const ReuseRule& rule) const override {
+    return at(task_.sources.at(rule_index(rule)), field);
   }
-  const StepRef* source(double tau) const override { return context_.sources.at(tau_index(tau)); }
-  std::span<const std::uint8_t> source_valid(double tau) const override {
-    return span_of(task_.source_valid.at(tau_index(tau)));
+  const StepRef* source(const ReuseRule& rule) const override { return context_.sources.at(rule_index(rule)); }
+  std::span<const std::uint8_t> source_valid(const ReuseRule& rule) const override {
+    return span_of(task_.source_valid.at(rule_index(rule)));
   }
 
  private:
@@ -51,11 +52,11 @@ class TaskView final : public StepView {
     if (slot < 0) throw std::logic_error("StepView: a field that no metric asked for");
     return values ? (*values)[static_cast<std::size_t>(slot)].get() : ArrayView{};
   }
-  std::size_t tau_index(double tau) const {
-    const auto& taus = context_.plan->taus;
-    const auto found = std::ranges::find(taus, tau);
-    if (found == taus.end()) throw std::logic_error("StepView: a tau that no metric asked for");
-    return static_cast<std::size_t>(found - taus.begin());
+  std::size_t rule_index(const ReuseRule& rule) const {
+    const auto& rules = context_.plan->rules;
+    const auto found = std::ranges::find(rules, rule);
+    if (found == rules.end()) throw std::logic_error("StepView: a rule that no metric asked for");
+    return static_cast<std::size_t>(found - rules.begin());
   }
 
   const StepTask& task_;

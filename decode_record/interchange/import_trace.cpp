@@ -68,6 +68,8 @@ class RowWriter {
     for (std::size_t i = 0; i < std::min(input.size(), input_.size()); ++i) {
       row.changed += input[i] != input_[i] ? 1 : 0;
     }
+    row.since_read = row.changed;  // the other engine may keep anything: every pass reads
+    row.rows_read = facts_.block_length;
     input_ = std::move(input);
   }
 
@@ -127,6 +129,7 @@ TraceMeta imported_meta(const ImportedTrajectory& trajectory) {
   TraceMeta meta = imported_model(trajectory.tool, trajectory.vocab_size, trajectory.mask_token_id);
   meta.bidirectional = !trajectory.block_causal;
   meta.block_length = trajectory.block_length;
+  meta.has_since_read = true;
   for (const ImportedSequence& sequence : trajectory.sequences) {
     for (const ImportedStep& step : sequence.steps) {
       meta.has_revocations = meta.has_revocations || !step.revoked.empty();

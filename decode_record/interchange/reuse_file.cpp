@@ -18,7 +18,7 @@
 namespace blockscope {
 namespace {
 
-constexpr std::int64_t kReuseVersion = 1;
+constexpr std::int64_t kReuseVersion = 2;
 // No model has 10,000 layers of 10,000 heads. The limit keeps layers * heads in 64 bits.
 constexpr std::int64_t kMostHeads = 10'000;
 constexpr std::uintmax_t kMostBytes = std::uintmax_t{256} << 20;
@@ -28,8 +28,9 @@ void check_reuse_header(const JsonNode& root) {
   const JsonNode format = root.member("format");
   if (format.text() != "blockscope-reuse") format.refuse("\"blockscope-reuse\"");
   const JsonNode version = root.member("format_version");
-  if (version.integer(0) != kReuseVersion) {
-    version.refuse(fmt::format("{} (the version this build reads)", kReuseVersion));
+  const std::int64_t number = version.integer(0);
+  if (number < 1 || number > kReuseVersion) {
+    version.refuse(fmt::format("1 to {} (the versions that this build reads)", kReuseVersion));
   }
 }
 
@@ -172,9 +173,21 @@ void read_pins(const JsonNode& root, ReuseFile& file) {
   }
 }
 
+/// Files of version 1 with a tau have no such member.
+ReuseCount read_counts(const JsonNode& root, const ReuseFile& file) {
+  if (!root.has("tau_counts")) return file.tau ? ReuseCount::step : ReuseCount::since_read;
+  const JsonNode node = root.member("tau_counts");
+  const std::string text = node.text();
+  const auto* const name = std::ranges::find(kReuseCounts, text);
+  if (name == kReuseCounts.end()) node.refuse("\"since_read\" or \"step\"");
+  if (!file.tau) node.refuse("none, because the file has no tau");
+  return static_cast<ReuseCount>(name - kReuseCounts.begin());
+}
+
 void read_measurements(const JsonNode& root, ReuseFile& file) {
   if (root.has("gamma")) file.gamma = root.member("gamma").number(-1.0, 1.0);
   if (root.has("tau")) file.tau = root.member("tau").integer(1);
+  file.tau_counts = read_counts(root, file);
   if (root.has("granularity")) {
     const JsonNode node = root.member("granularity");
     const std::string name = node.text();
@@ -305,10 +318,13 @@ ReuseFile read_reuse_file(const std::string& path, const std::optional<ReuseMode
   return parse_reuse_file(text, path, wanted);
 }
 
-std::int64_t reuse_tau(const std::optional<std::int64_t>& asked,
-                       const std::optional<std::int64_t>& of_file) {
-  constexpr std::int64_t kDefaultTau = 2;
-  return asked.value_or(of_file.value_or(kDefaultTau));
+ReuseRule reuse_rule(const std::optional<std::int64_t>& tau,
+                     const std::optional<ReuseCount>& count, const ReuseFile& file) {
+  ReuseRule rule;
+  if (file.tau) rule = {static_cast<double>(*file.tau), file.tau_counts};
+  if (tau) rule.tau = static_cast<double>(*tau);
+  if (count) rule.count = *count;
+  return rule;
 }
 
 }  // namespace blockscope

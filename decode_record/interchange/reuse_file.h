@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "decode_record/files/output_file.h"
+#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 
@@ -93,7 +94,7 @@ struct ReuseCurve {
 struct ReusePrediction {
   ReusePoint point;
   std::int64_t steps = 0;               ///< denoising steps with a prefix
-  std::int64_t reusing_steps = 0;       ///< of these, steps > 1 with M < tau
+  std::int64_t reusing_steps = 0;       ///< of these, steps that the rule lets reuse
   std::int64_t external_keys = 0;       ///< keys read without reuse: sum of N over layers, KV heads
   std::int64_t external_keys_read = 0;  ///< with reuse
 };
@@ -105,7 +106,9 @@ struct ReuseFile {
 
   // Written by `calibrate`; matrices are empty if the file has none.
   std::optional<double> gamma;      ///< in [-1, 1]; reuse iff similarity > gamma (strict)
-  std::optional<std::int64_t> tau;  ///< tau of the prediction: reuse iff M < tau
+  std::optional<std::int64_t> tau;  ///< tau of the prediction: reuse iff fewer tokens are counted
+  ReuseCount tau_counts = ReuseCount::since_read;  ///< what tau counts; with a tau only. Version 1
+                                                   ///< files count by step
   ReuseGranularity granularity = ReuseGranularity::head;
   std::string statistic;      ///< what `similarity` is a mean of, or that it holds ranks
   std::string computed_from;  ///< dataset of the trace
@@ -138,10 +141,10 @@ ReuseFile read_reuse_file(const std::string& path, const std::optional<ReuseMode
 ReuseFile parse_reuse_file(std::string_view text, const std::string& name,
                            const std::optional<ReuseModel>& wanted = {});
 
-/// The tau for reuse, by the same rule in every command: `asked` on the command line, else the
-/// file's, else FlashBlock's 2.
-std::int64_t reuse_tau(const std::optional<std::int64_t>& asked,
-                       const std::optional<std::int64_t>& of_file);
+/// The rule of reuse, found in the same way in every command: what is asked for on the command line,
+/// else the file's (a default ReuseFile: no file), else FlashBlock's: tau 2, since_read.
+ReuseRule reuse_rule(const std::optional<std::int64_t>& tau,
+                     const std::optional<ReuseCount>& count, const ReuseFile& file);
 
 std::string to_json(const ReuseFile& file);
 /// Checks the content as a reader would (CalibrationError), then writes and commits the file as a

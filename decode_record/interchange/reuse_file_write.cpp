@@ -69,13 +69,14 @@ ordered_json traces_json(const std::vector<ReuseTrace>& traces) {
 }
 
 ordered_json file_json(const ReuseFile& file) {
-  ordered_json json = {{"format", "blockscope-reuse"}, {"format_version", 1}};
+  ordered_json json = {{"format", "blockscope-reuse"}, {"format_version", 2}};
   ordered_json& model = json["model"];
   model = {{"layers", file.model.layers}, {"heads", file.model.heads}};
   if (file.model.kv_heads > 0) model["kv_heads"] = file.model.kv_heads;
   model["digest"] = file.model.digest;
   if (file.gamma) json["gamma"] = *file.gamma;
   if (file.tau) json["tau"] = *file.tau;
+  if (file.tau) json["tau_counts"] = to_string(file.tau_counts);
   if (!file.similarity.empty()) json["granularity"] = std::string(to_string(file.granularity));
   json["reuse"] = file.reuse;
   if (!file.pins.empty()) {

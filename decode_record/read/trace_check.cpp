@@ -203,6 +203,10 @@ TraceCheck::Columns TraceCheck::read_slab(std::int64_t count) const {
   columns.step = read(Field::step_step);
   columns.context_length = read(Field::step_context_length);
   columns.changed = read(Field::step_changed);
+  if (trace_->meta().has_since_read) {
+    columns.since_read = read(Field::step_since_read);
+    columns.rows_read = read(Field::step_rows_read);
+  }
   columns.masks_left = read(Field::step_masks_left);
   columns.recorded = read(Field::step_recorded);
   columns.pass_time_ns = read(Field::step_pass_time_ns);

@@ -53,7 +53,7 @@ struct TraceCheck::Columns {
   std::int64_t first = 0;
   std::size_t count = 0;
   std::vector<std::int64_t> number, sequence, pass, previous, kind, block, block_start, step,
-      context_length, changed, masks_left, recorded, pass_time_ns, delta_end, insert_end,
+      context_length, changed, since_read, rows_read, masks_left, recorded, pass_time_ns, delta_end, insert_end,
       delete_end, keyframe, prefix_end;
   std::vector<std::int64_t> keyframe_row, keyframe_end;  // from keyframe `first_keyframe` on
   std::int64_t first_keyframe = 0;

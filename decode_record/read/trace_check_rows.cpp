@@ -51,6 +51,12 @@ void TraceCheck::check_step(const Columns& columns, std::size_t i, Sequence& seq
   in(Field::step_step, columns.step[i], step, step);
   in(Field::step_context_length, columns.context_length[i], 0, positions);
   in(Field::step_changed, columns.changed[i], 0, block_length);
+  if (!columns.rows_read.empty()) {
+    // Every pass may decide the same positions as [MASK] again.
+    in(Field::step_since_read, columns.since_read[i], 0,
+       block_length * std::max<std::int64_t>(before, 1));
+    in(Field::step_rows_read, columns.rows_read[i], 0, block_length);
+  }
   in(Field::step_masks_left, columns.masks_left[i], 0, block_length);
   in(Field::step_recorded, columns.recorded[i], 0, 1);
   in(Field::step_pass_time_ns, columns.pass_time_ns[i], -1, kLargestInt64);

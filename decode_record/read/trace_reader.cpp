@@ -171,6 +171,10 @@ StepColumns TraceReader::steps(std::int64_t first_row, std::int64_t count) const
   read(Field::step_step, columns.step);
   read(Field::step_context_length, columns.context_length);
   read(Field::step_changed, columns.changed);
+  if (has(Field::step_since_read)) {
+    read(Field::step_since_read, columns.since_read);
+    read(Field::step_rows_read, columns.rows_read);
+  }
   read(Field::step_masks_left, columns.masks_left);
   read(Field::step_pass, columns.pass);
   read(Field::step_previous, columns.previous);

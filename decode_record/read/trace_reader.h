@@ -49,6 +49,7 @@ struct StepColumns {
   std::int64_t first_row = 0;
   std::int64_t count = 0;
   std::vector<std::int32_t> sequence, block, block_start, step, context_length, changed, masks_left;
+  std::vector<std::int32_t> since_read, rows_read;  ///< empty without has_since_read
   std::vector<std::int64_t> pass, previous, pass_time_ns;
   std::vector<std::uint8_t> kind, recorded;
 };

@@ -51,13 +51,14 @@ struct Mark {
   const char* name;
   bool TraceMeta::*member;
 };
-constexpr std::array<Mark, 7> kMarks{{{"has_cache", &TraceMeta::has_cache},
+constexpr std::array<Mark, 8> kMarks{{{"has_cache", &TraceMeta::has_cache},
                                       {"has_revocations", &TraceMeta::has_revocations},
                                       {"has_kl", &TraceMeta::has_kl},
                                       {"has_draft", &TraceMeta::has_draft},
                                       {"has_set_norms", &TraceMeta::has_set_norms},
                                       {"has_interventions", &TraceMeta::has_interventions},
-                                      {"has_answer_blocks", &TraceMeta::has_answer_blocks}}};
+                                      {"has_answer_blocks", &TraceMeta::has_answer_blocks},
+                                      {"has_since_read", &TraceMeta::has_since_read}}};
 
 // Likewise: each is a column of meta.draft_cost. Their length is the attribute kDraftCosts.
 constexpr const char* kDraftCosts = "draft_costs";

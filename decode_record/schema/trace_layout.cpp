@@ -73,6 +73,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
   switch (spec.exists) {
     case Exists::always:
       return true;
+    case Exists::since_read:
+      return meta.has_since_read;
     case Exists::summary:
       return at_least(RecordLevel::summary);
     case Exists::sets:

@@ -139,6 +139,8 @@ struct TraceMeta {
   std::int64_t map_positions = 0;        ///< its positions: the run's longest sequence
   bool has_set_norms = false;            ///< /sets has the norms of its keys and values
   bool has_answer_blocks = false;        ///< /spread has the weights of earlier answer blocks
+  bool has_since_read = false;           ///< /steps/since_read and rows_read. The summaries of
+                                         ///< other traces count reuse by step
   bool has_interventions = false;        ///< the run changes heads: /attention/intervened
   ArrayType array_type = ArrayType::bf16;
 

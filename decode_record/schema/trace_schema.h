@@ -34,8 +34,8 @@ enum class Field : std::uint8_t {
   sequence_prompt_token, sequence_prompt_region, sequence_bytes,
   // one row per forward pass of a sequence
   step_committed, step_sequence, step_pass, step_previous, step_kind, step_block,
-  step_block_start, step_step, step_context_length, step_changed, step_masks_left, step_valid,
-  step_recorded, step_pass_time_ns,
+  step_block_start, step_step, step_context_length, step_changed, step_since_read, step_rows_read,
+  step_masks_left, step_valid, step_recorded, step_pass_time_ns,
   // decoding trajectory, CSR: row r owns [end[r-1], end[r])
   delta_end, delta_position, delta_token, delta_confidence, delta_step, insert_end,
   insert_position, insert_token, insert_confidence, insert_step, delete_end, delete_position,
@@ -106,6 +106,7 @@ enum class Storage : std::uint8_t {
 /// When a dataset exists. The level names mean "at this level and the ones above".
 enum class Exists : std::uint8_t {
   always,
+  since_read,  ///< has_since_read
   summary,
   sets,  ///< level sets, and set_size > 0
   outputs,
@@ -278,6 +279,10 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "N, external keys"},
     {F::step_changed, "/steps/changed", i32, 1, {A::row}, S::column, E::always,
      "M, inputs that differ from the step before"},
+    {F::step_since_read, "/steps/since_read", i32, 1, {A::row}, S::column, E::since_read,
+     "tokens decided since the block's last pass that read the prefix"},
+    {F::step_rows_read, "/steps/rows_read", i32, 1, {A::row}, S::column, E::since_read,
+     "rows that read the prefix in every head; 0: heads may reuse"},
     {F::step_masks_left, "/steps/masks_left", i32, 1, {A::row}, S::column, E::always,
      "masks in the block's input"},
     {F::step_valid, "/steps/valid", u8, 2, {A::row, A::block_position}, S::column, E::always,

@@ -81,7 +81,8 @@ void check_row(const TraceRow& row, const TraceMeta& meta) {
         fmt::format("valid: expected {} positions, got {}", meta.block_length, row.valid.size()));
   }
   for (const std::int64_t value : {row.block_start, row.step, row.context_length, row.changed,
-                                   row.masks_left, row.prefix_start, row.prefix_length}) {
+                                   row.since_read, row.rows_read, row.masks_left,
+                                   row.prefix_start, row.prefix_length}) {
     if (value < 0 || value > kLargestInt32) {
       refuse_input(fmt::format("row: expected counts and positions in [0, 2^31), got {}", value));
     }

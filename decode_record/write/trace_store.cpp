@@ -129,6 +129,10 @@ void TraceStore::write_step(const RowItem& item) {
   file_.append_value(Field::step_step, narrow(row.step));
   file_.append_value(Field::step_context_length, narrow(row.context_length));
   file_.append_value(Field::step_changed, narrow(row.changed));
+  if (meta_.has_since_read) {
+    file_.append_value(Field::step_since_read, narrow(row.since_read));
+    file_.append_value(Field::step_rows_read, narrow(row.rows_read));
+  }
   file_.append_value(Field::step_masks_left, narrow(row.masks_left));
   file_.append(Field::step_valid, valid.data(), valid.size());
   file_.append_value(Field::step_recorded, static_cast<std::uint8_t>(row.recorded));

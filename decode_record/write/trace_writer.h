@@ -59,6 +59,10 @@ struct TraceRow {
   std::int64_t step = 0;
   std::int64_t context_length = 0;  ///< N
   std::int64_t changed = 0;         ///< M
+  std::int64_t since_read = 0;      ///< tokens decided since the block's last pass that read the
+                                    ///< prefix, that pass's own included (has_since_read)
+  std::int64_t rows_read = 0;       ///< block rows that read the prefix in every head; 0: a prefill,
+                                    ///< or heads may reuse
   std::int64_t masks_left = 0;
   std::vector<std::uint8_t> valid;  ///< [B], or empty: all valid (none in a prefill)
   bool recorded = false;            ///< passed the recorder's filters

@@ -142,12 +142,14 @@ ChoiceOption<Settings> real_option(const char* name, Value Settings::*member, Nu
   return option;
 }
 
-/// One of a few words, bound to an enum whose values are the words' indices. `others`: values of
-/// the enum that this choice does not offer.
-template <typename Settings, typename Enum>
-ChoiceOption<Settings> word_option(const char* name, Enum Settings::*member,
-                                   const std::vector<std::string>& words, const char* meaning,
-                                   const std::vector<Enum>& others = {}) {
+/// One of a few words, bound to an enum whose values are the words' indices. A std::optional member
+/// has no default. `others`: values of the enum that this choice does not offer.
+template <typename Settings, typename Value>
+ChoiceOption<Settings> word_option(
+    const char* name, Value Settings::*member, const std::vector<std::string>& words,
+    const char* meaning,
+    const std::vector<typename choice_detail::Bare<Value>::type>& others = {}) {
+  using Enum = typename choice_detail::Bare<Value>::type;
   std::vector<std::string> offered = words;
   for (const Enum other : others) offered.at(static_cast<std::size_t>(other)).clear();
   ChoiceOption<Settings> option;
@@ -157,8 +159,14 @@ ChoiceOption<Settings> word_option(const char* name, Enum Settings::*member,
   option.set = [=](Settings& settings, const std::string& text) {
     settings.*member = static_cast<Enum>(parse_word(text, offered));
   };
-  option.text = [=](const Settings& s) { return words.at(static_cast<std::size_t>(s.*member)); };
-  option.json = option.text;
+  option.text = [=](const Settings& s) {
+    return choice_detail::shown(
+        s.*member, [&](Enum value) { return words.at(static_cast<std::size_t>(value)); });
+  };
+  option.json = [text = option.text](const Settings& s) {
+    const std::string word = text(s);
+    return word.empty() ? nlohmann::json() : nlohmann::json(word);
+  };
   option.initial = option.text(Settings{});
   return option;
 }

@@ -80,6 +80,9 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
         const Stopwatch deciding(result.deciding_ns);
         result.decisions = decide_tokens(options_, logits, inputs);
       }
+      result.rows_read = {
+          policy_.rows_read(0, std::count(pass.computed.begin(), pass.computed.end(), true))};
+      take_reads(state(), result.rows_read.front());
       take(pass, result.decisions.front(), predicting, behind);
     }
     result.computed_rows = seams_.computed_rows();

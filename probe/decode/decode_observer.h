@@ -89,6 +89,7 @@ struct StepDecision {
   std::vector<int64_t> transferred;  // positions in the block that took a token, ascending
   std::vector<Revocation> revoked;   // by position; none of them was transferred at this step
   std::vector<int64_t> selected;     // chosen positions, also if the token was [MASK] itself
+  int64_t kept_masks = 0;            // number of chosen positions whose token was [MASK]
   std::optional<NextToken> next;     // for a commit or the last prefill, with sub-blocks: the token
                                      // after the stored positions
   std::optional<DraftVerdict> verdict = {};  // for a draft's pass
@@ -109,6 +110,7 @@ struct PassResult {
   std::vector<StepDecision> decisions =
       {};                            // [S]; commit: only `next` is set; prefill: none, or [1]
   std::vector<LayerWork> work = {};  // by model layer, for a bidirectional model's one sequence
+  std::vector<int64_t> rows_read = {};  // [S] AttentionPolicy::rows_read; prefill: empty
   int64_t deciding_ns = 0;  // the part of pass_ns from logits to tokens: sampling, the strategy
 };
 

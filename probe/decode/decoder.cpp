@@ -139,6 +139,8 @@ class BlockLoop final : public SlotLoop<SequenceState> {
     }
     result.attention_ns = seams_.attention_ns();
     for (size_t slot = 0; slot < active_.size(); ++slot) {
+      result.rows_read.push_back(policy_.rows_read(static_cast<int64_t>(slot), plan.rows.count));
+      take_reads(active_[slot], result.rows_read.back());
       advance(active_[slot], plan.context.sequences[slot], result.decisions[slot], options_);
     }
     report(result);

@@ -53,6 +53,7 @@ struct ReplayStep {
   std::vector<int64_t> positions;  // absolute
   std::vector<int64_t> tokens;     // the mask token where a token was taken back
   std::vector<float> confidence;
+  int64_t kept_masks = 0;  // positions decided as [MASK]; which ones is not known
 };
 
 struct DecodeRequest {

@@ -59,6 +59,8 @@ void begin_next_block(SequenceState& state) {
   ++state.block;
   state.step = 0;
   state.last_input.clear();
+  state.kept_masks = state.since_read = 0;
+  state.unread.clear();
   state.block_cached = false;
 }
 
@@ -94,9 +96,18 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
   const std::vector<int64_t> input = block_tokens(state, options);
   for (const int64_t token : input) pass.masked.push_back(token == options.mask_token_id);
   pass.masks_left = std::count(pass.masked.begin(), pass.masked.end(), true);
+  pass.unread = std::move(state.unread);
+  pass.unread.resize(input.size());
+  pass.changed_rows.resize(input.size());
   if (!state.last_input.empty()) {
-    for (size_t i = 0; i < input.size(); ++i) pass.changed += input[i] != state.last_input[i];
+    for (size_t i = 0; i < input.size(); ++i) {
+      if (input[i] == state.last_input[i]) continue;
+      ++pass.changed;
+      pass.unread[i] = pass.changed_rows[i] = true;
+    }
+    pass.decided = pass.changed + state.kept_masks;
   }
+  pass.since_read = state.since_read + pass.decided;
   pass.kind = wants_commit(state, pass.masks_left, options) ? PassKind::commit : PassKind::denoise;
   if (pass.kind == PassKind::denoise) {
     pass.step = state.step + 1;
@@ -116,7 +127,15 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
   pass.prompt = &state.request->prompt;
   pass.regions = &state.request->regions;
   state.last_input = input;
+  state.since_read = pass.since_read;
+  state.unread = pass.unread;
   return pass;
+}
+
+void take_reads(SequenceState& state, int64_t rows) {
+  if (rows == 0) return;
+  state.since_read = 0;
+  state.unread.clear();
 }
 
 StepInput step_input(SequenceState& state, const SequencePass& pass, const DecodeOptions& options) {
@@ -135,6 +154,7 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
     return;
   }
   ++state.step;
+  state.kept_masks = decision.kept_masks;
   ++state.replay_cursor;
   ++state.outcome.denoising_steps;
   const auto block = state.tokens.begin() + pass.block_start;

@@ -17,6 +17,9 @@ struct SequenceState {
   DecodeOutcome outcome;
   std::vector<int64_t> tokens;      // [total positions]
   std::vector<int64_t> last_input;  // [B] input of the block's previous step
+  int64_t kept_masks = 0;           // positions that the previous step decided as [MASK]
+  int64_t since_read = 0;           // SequencePass::since_read of the block's previous step
+  std::vector<bool> unread;         // [B] SequencePass::unread of it; empty: it read the prefix
   int64_t prompt_length = 0;
   int64_t block = 0;
   int64_t step = 0;           // denoising steps done in this block
@@ -36,6 +39,9 @@ int64_t prefill_length(const SequenceState& state, const DecodeOptions& options)
 
 /// The next pass over the sequence's block. Remembers its input.
 SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64_t context_length);
+
+/// Remembers that the pass read the prefix for `rows` rows of the block (AttentionPolicy).
+void take_reads(SequenceState& state, int64_t rows);
 
 /// The input from which the decision of a denoising pass is made.
 StepInput step_input(SequenceState& state, const SequencePass& pass, const DecodeOptions& options);

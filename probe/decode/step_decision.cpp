@@ -60,6 +60,7 @@ StepDecision first_token(const DecodeOptions& options, const SequencePass& pass,
   if (decision.prediction.token.front() != options.mask_token_id) {
     decision.transferred = decision.selected;
   }
+  decision.kept_masks = std::ssize(decision.selected) - std::ssize(decision.transferred);
   return decision;
 }
 
@@ -91,6 +92,7 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
   std::erase_if(decision.transferred, [&](int64_t p) {
     return decision.prediction.token[static_cast<size_t>(p)] == options.mask_token_id;
   });
+  decision.kept_masks = std::ssize(decision.selected) - std::ssize(decision.transferred);
   return decision;
 }
 
@@ -165,6 +167,7 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
                              BlockPrediction prediction) {
   StepDecision decision;
   decision.prediction = std::move(prediction);
+  decision.kept_masks = step.kept_masks;
   for (size_t i = 0; i < step.positions.size(); ++i) {
     const int64_t position = step.positions[i] - input.pass.block_start;
     if (step.tokens[i] == mask_token_id) {

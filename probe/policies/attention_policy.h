@@ -33,6 +33,8 @@ struct AttentionParts {
   at::Tensor internal;      // [S, H, T, D] float32, A_in
   at::Tensor lse_internal;  // [S, H, T] float32, L_in
   at::Tensor reused;        // [S, H] bool, on the host; undefined: nothing was reused
+  at::Tensor refreshed;     // [S, T] bool, on the host: rows that read the prefix in reusing heads,
+                            // too; undefined: none
   at::Tensor keys_read;     // [S, K] int64; undefined: every external key was read
   at::Tensor selected;      // [S, K, k] int32, falling score, padded with -1: keys that a sparse
                             // policy read; -1 throughout: the sequence read its whole prefix;
@@ -87,6 +89,10 @@ class AttentionPolicy {
                                     const at::Tensor& /*places*/) {
     return {};
   }
+  /// The number of rows of the block of the pass's sequence `slot` that read the prefix in every
+  /// head; 0: heads that may reuse do so for all rows. Asked after begin_pass() for denoising passes
+  /// and commits; `rows`: those that the pass computes.
+  virtual int64_t rows_read(int64_t /*slot*/, int64_t rows) const { return rows; }
   virtual AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) = 0;
 
   /// A key for passes that can share one device graph (pass_graphs.h), asked after begin_pass().

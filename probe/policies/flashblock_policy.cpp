@@ -7,7 +7,6 @@
 
 #include "decode_record/base/sha256.h"
 #include "decode_record/interchange/reuse_file.h"
-#include "decode_record/schema/reuse_rule.h"
 #include "kernels/ops.h"
 #include "probe/policies/exact_policy.h"
 #include "probe/policies/policy_table.h"
@@ -24,14 +23,18 @@ class FlashBlockPolicy : public AttentionPolicy {
   std::string name() const override { return "flashblock"; }
 
   void begin_pass(const PassContext& context) override {
-    may_reuse_.clear();
-    for (const SequencePass& sequence : context.sequences) {
-      const bool denoise = sequence.kind == PassKind::denoise;
-      may_reuse_.push_back(denoise && reuses_external(sequence.step, sequence.changed,
-                                                      static_cast<double>(options_.tau)));
-    }
-    refreshes_ = std::find(may_reuse_.begin(), may_reuse_.end(), false) != may_reuse_.end();
+    kept_.clear();
+    read_rows_.clear();
+    refresh_rows_ = {};
+    num_sequences_ = std::ssize(context.sequences);
+    refreshes_ = false;
+    for (const SequencePass& sequence : context.sequences) add_sequence(sequence);
     if (refreshes_) ++generation_;
+  }
+
+  int64_t rows_read(int64_t slot, int64_t rows) const override {
+    const size_t at = static_cast<size_t>(slot);
+    return kept_[at] ? read_rows_[at] : rows;
   }
 
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
@@ -39,16 +42,17 @@ class FlashBlockPolicy : public AttentionPolicy {
     const at::Tensor mask = reuse_mask(input.layer);
     AttentionParts parts;
     if (mask.any().item<bool>()) {
-      SourcedAttention reuse =
-          reuse_attention(input.q, external.key, external.value, external.length, input.k, input.v,
-                          cached.external, cached.lse, mask, input.scale, input.spread);
+      SourcedAttention reuse = reuse_attention(
+          input.q, external.key, external.value, external.length, input.k, input.v,
+          cached.external, cached.lse, mask, input.scale, input.spread, refresh_rows_);
       parts = parts_of(reuse);
       parts.reused = mask;
+      parts.refreshed = refresh_rows_;
       parts.keys_read = std::move(reuse.keys_read);
     } else {
       parts = exact_attention(input, external);
     }
-    // The pair that this pass used becomes the cached pair: the old one where heads reused it, the
+    // The pair that this pass used becomes the cached pair: the old one where rows reused it, the
     // new one elsewhere. A commit pass's pair is never read, as the next block's first step
     // recomputes.
     if (refreshes_) cached = {parts.external, parts.lse_external};
@@ -83,12 +87,35 @@ class FlashBlockPolicy : public AttentionPolicy {
     return kept;
   }
 
+  /// Decides what a sequence reads in this pass.
+  void add_sequence(const SequencePass& sequence) {
+    const bool denoise = sequence.kind == PassKind::denoise;
+    const bool reuses = denoise && reuses_external(options_.rule, sequence.step, sequence.changed,
+                                                   sequence.since_read);
+    const bool by_rows = options_.rule.refresh == ReuseRefresh::rows && denoise && !reuses &&
+                         !sequence.first_step();
+    const auto slot = static_cast<int64_t>(kept_.size());
+    kept_.push_back(reuses || by_rows);
+    read_rows_.push_back(
+        by_rows ? std::count(sequence.unread.begin(), sequence.unread.end(), true) : 0);
+    refreshes_ = refreshes_ || !kept_.back() || read_rows_.back() > 0;
+    if (read_rows_.back() > 0) add_rows(slot, sequence.unread);
+  }
+
+  /// The tensor has all slots, also those that are not decided yet.
+  void add_rows(int64_t slot, const std::vector<bool>& rows) {
+    const auto block = static_cast<int64_t>(rows.size());
+    if (!refresh_rows_.defined()) refresh_rows_ = at::zeros({num_sequences_, block}, at::kBool);
+    bool* out = refresh_rows_.data_ptr<bool>() + slot * block;
+    std::copy(rows.begin(), rows.end(), out);
+  }
+
   at::Tensor reuse_mask(int64_t layer) const {
-    const int64_t sequences = static_cast<int64_t>(may_reuse_.size());
+    const int64_t sequences = static_cast<int64_t>(kept_.size());
     at::Tensor mask = at::zeros({sequences, options_.num_heads}, at::kBool);
     bool* out = mask.data_ptr<bool>();
     for (int64_t s = 0; s < sequences; ++s) {
-      if (!may_reuse_[static_cast<size_t>(s)]) continue;
+      if (!kept_[static_cast<size_t>(s)]) continue;
       for (int64_t head = 0; head < options_.num_heads; ++head) {
         out[s * options_.num_heads + head] =
             options_.reuse.empty() ||
@@ -100,8 +127,12 @@ class FlashBlockPolicy : public AttentionPolicy {
 
   FlashBlockOptions options_;
   std::vector<CachedPair> cached_;  // per layer
-  std::vector<bool> may_reuse_;     // per slot, this pass
-  bool refreshes_ = true;           // in this pass, some slot may not reuse
+  // This pass, by slot.
+  int64_t num_sequences_ = 0;
+  std::vector<bool> kept_;          // heads that may reuse keep their pair, but for read_rows_ rows
+  std::vector<int64_t> read_rows_;  // rows that read the prefix in these heads
+  at::Tensor refresh_rows_;         // [S, B] bool, on the host: these rows; undefined: none
+  bool refreshes_ = true;           // some slot's pair changes
   int64_t generation_ = 0;          // changes when the cached pairs do
 };
 
@@ -114,13 +145,21 @@ std::unique_ptr<AttentionPolicy> make_flashblock_policy(FlashBlockOptions option
 PolicyEntry flashblock_entry() {
   PolicyEntry entry;
   entry.name = "flashblock";
-  entry.example = "flashblock,tau=3,reuse=reuse.json";
+  entry.example = "flashblock,tau=2,reuse=reuse.json";
   entry.meaning = "reuses the external pair of an earlier step while few tokens change";
-  entry.source = "FlashBlock, arXiv 2602.05305, section 4.2";
+  entry.source =
+      "FlashBlock, arXiv 2602.05305, section 4.2, and its released code (scheduler.py)";
   entry.options = {
       whole_option(
           "tau", &PolicyOptions::tau, 1,
-          "reuse when fewer than tau tokens changed (default: that of the reuse file, or 2)"),
+          "reuse when fewer than tau tokens were decided (default: that of the reuse file, or 2)"),
+      word_option("count", &PolicyOptions::count, {kReuseCounts.begin(), kReuseCounts.end()},
+                  "tokens that tau counts: decided since the last pass that read the prefix, or "
+                  "changed by this step (default: that of the reuse file, or since_read)"),
+      word_option("refresh", &PolicyOptions::refresh,
+                  {kReuseRefreshes.begin(), kReuseRefreshes.end()},
+                  "rows that read the prefix when tau is reached: all, or those decided since they "
+                  "last read it"),
       file_option("reuse", &PolicyOptions::reuse_file,
                   "calibration file with the heads that may reuse; without it all heads may")};
   entry.within_block = [](const PolicyOptions&) { return true; };
@@ -128,18 +167,19 @@ PolicyEntry flashblock_entry() {
     FlashBlockOptions options;
     options.num_layers = model.num_layers;
     options.num_heads = model.num_heads;
-    std::optional<int64_t> tau_of_file;
+    ReuseFile file;
     std::string digest;
     if (!asked.reuse_file.empty()) {
       const ReuseModel this_model{model.num_layers, model.num_heads, model.num_kv_heads,
                                   model.digest};
-      const ReuseFile file = read_reuse_file(asked.reuse_file, this_model);
+      file = read_reuse_file(asked.reuse_file, this_model);
       options.reuse = file.reuse;
-      tau_of_file = file.tau;
       digest = sha256_hex(to_json(file));
     }
-    options.tau = reuse_tau(asked.tau, tau_of_file);
-    settings["tau"] = options.tau;
+    options.rule = reuse_rule(asked.tau, asked.count, file);
+    options.rule.refresh = asked.refresh;
+    settings["tau"] = static_cast<int64_t>(options.rule.tau);
+    settings["count"] = to_string(options.rule.count);
     settings["reuse_file"] = asked.reuse_file;
     settings["reuse_digest"] = digest;
     return make_flashblock_policy(std::move(options));

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "decode_record/schema/reuse_rule.h"
 #include "probe/policies/attention_policy.h"
 
 namespace blockscope {
@@ -13,11 +14,11 @@ namespace blockscope {
 struct FlashBlockOptions {
   int64_t num_layers = 0;
   int64_t num_heads = 0;
-  int64_t tau = 2;  // reuse iff M < tau, at a denoising step that is not its block's first
+  ReuseRule rule;
   std::vector<std::vector<bool>> reuse;  // [num_layers][num_heads]; empty: every head may reuse
 };
 
-/// Reusing keeps the cached pair; recomputing replaces it. M counts this step's changes only.
+/// A pass that reuses keeps the cached pair; one that reads the prefix replaces it.
 std::unique_ptr<AttentionPolicy> make_flashblock_policy(FlashBlockOptions options);
 
 }  // namespace blockscope

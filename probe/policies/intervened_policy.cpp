@@ -37,6 +37,9 @@ class IntervenedPolicy final : public AttentionPolicy {
   bool keeps_residual() const override { return inner_->keeps_residual(); }
   ChoosingTime choosing_time() const override { return inner_->choosing_time(); }
   bool intervenes() const override { return true; }
+  int64_t rows_read(int64_t slot, int64_t rows) const override {
+    return inner_->rows_read(slot, rows);
+  }
   void end_pass() override { inner_->end_pass(); }
   void remove(int64_t slot) override { inner_->remove(slot); }
   void begin_pass(const PassContext& context) override {

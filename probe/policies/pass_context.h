@@ -22,7 +22,12 @@ struct SequencePass {
   int64_t block_start = 0;     // absolute position of the block's first token; prefill: the pass's
   int64_t step = 0;            // denoising step inside the block, from 1; 0 for prefill and commit
   int64_t context_length = 0;  // N, external keys
-  int64_t changed = 0;         // M: positions whose input differs from the previous step's input
+  std::vector<bool> changed_rows;  // [B] positions whose input differs from the previous step's
+  int64_t changed = 0;             // M: their number
+  int64_t decided = 0;         // M and the positions that the previous step decided as [MASK]
+  int64_t since_read = 0;      // sum of `decided` since the block's last pass that read the prefix
+                               // (AttentionPolicy::rows_read), that pass's own decisions included
+  std::vector<bool> unread;    // [B] positions whose input changed since then; empty for prefill
   int64_t masks_left = 0;      // masks in this pass's input
   std::vector<bool> masked;    // [B] which input positions are masks; empty for prefill
   std::vector<bool> computed;  // [B] which positions the pass computes; empty: all of them

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "decode_record/schema/reuse_rule.h"
 #include "probe/choices/choice.h"
 #include "probe/policies/attention_policy.h"
 #include "probe/policies/intervention.h"
@@ -21,7 +22,9 @@ namespace blockscope {
 /// A policy's name and the options of all policies. A policy reads only the options of its entry.
 struct PolicyOptions {
   std::string policy = "exact";
-  std::optional<int64_t> tau;  // flashblock; unset: see reuse_tau
+  std::optional<int64_t> tau;       // flashblock; unset: see reuse_rule
+  std::optional<ReuseCount> count;  // flashblock; unset: see reuse_rule
+  ReuseRefresh refresh = ReuseRefresh::all;  // flashblock
   std::string reuse_file;      // flashblock
   std::optional<int64_t> k;    // sparse policies: one of k and density
   std::optional<double> density;

@@ -18,9 +18,9 @@ namespace blockscope {
 namespace {
 
 PassResult with_context(const PassResult& result, const PassContext& context) {
-  return {context,           result.length,       result.start,     result.computed_rows,
-          result.pass_ns,    result.attention_ns, result.decisions, result.work,
-          result.deciding_ns};
+  return {context,        result.length,       result.start,     result.computed_rows,
+          result.pass_ns, result.attention_ns, result.decisions, result.work,
+          result.rows_read, result.deciding_ns};
 }
 
 }  // namespace

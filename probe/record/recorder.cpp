@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "decode_record/base/nan.h"
-#include "decode_record/schema/reuse_rule.h"
 #include "probe/record/row_copies.h"
 
 namespace blockscope {
@@ -157,7 +156,7 @@ void Recorder::compare_steps(const SequencePass& pass, LayerHistory& history, La
     step.external = external;
     if (has_last) step.last_external = history.last_external;
     for (size_t t = 0; t < kReuseTaus.size(); ++t) {
-      const bool reuses = reuses_external(pass.step, pass.changed, kReuseTaus[t]);
+      const bool reuses = history.counters[t].reuses(pass.step, pass.changed, pass.decided);
       if (!reuses || !history.source[t].defined()) history.source[t] = external;
     }
     step.source.assign(history.source.begin(), history.source.end());
@@ -320,6 +319,8 @@ TraceRow Recorder::row_of(const SequencePass& pass, const PassResult& result) co
   row.step = pass.step;
   row.context_length = pass.context_length;
   row.changed = pass.changed;
+  row.since_read = pass.since_read;
+  if (pass.kind != PassKind::prefill) row.rows_read = options_.meta.block_length;
   row.masks_left = pass.masks_left;
   row.recorded = records(pass);
   row.pass_time_ns = result.pass_ns;
@@ -357,6 +358,7 @@ void Recorder::on_pass(const PassResult& result) {
       if (commit.slot == static_cast<int64_t>(s)) write_fused_commit(result, commit.pass);
     }
     TraceRow row = row_of(pass, result);
+    if (s < result.rows_read.size()) row.rows_read = result.rows_read[s];
     if (pass.kind == PassKind::denoise) {
       ++counters_.denoising_rows;
       counters_.tokens += result.decisions[s].net_tokens();

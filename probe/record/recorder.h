@@ -9,6 +9,7 @@
 #include <map>
 #include <vector>
 
+#include "decode_record/schema/reuse_rule.h"
 #include "decode_record/write/trace_writer.h"
 #include "kernels/cpu/step_statistics.h"
 #include "probe/decode/decode_observer.h"
@@ -79,6 +80,9 @@ class Recorder : public DecodeObserver {
     int64_t last_step = 0;                                // step of last_external, last_internal
     HeadAttention last_external, last_internal;           // the previous step's exact values
     std::array<HeadAttention, kReuseTaus.size()> source;  // the cached pair, by each tau's rule
+    std::array<ReuseCounter, kReuseTaus.size()> counters{
+        ReuseCounter{{kReuseTaus[0]}}, ReuseCounter{{kReuseTaus[1]}}, ReuseCounter{{kReuseTaus[2]}},
+        ReuseCounter{{kReuseTaus[3]}}};
     FirstRows first_query;                                // [H, B, D] of step 1
     FirstRows first_hidden;                               // [1, B, hidden_size] of step 1
     std::vector<int32_t> first_set;                       // [kv_heads, k] of step 1, each ascending

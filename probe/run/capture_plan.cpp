@@ -198,6 +198,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   meta.has_cache = decode.bidirectional;
   meta.has_draft = decode.drafted;
   meta.has_kl = strategy_entry(decode.unmasking).remembers;
+  meta.has_since_read = !decode.drafted;
   if (flags.router) {
     if (!config.moe) {
       throw UsageError(fmt::format(

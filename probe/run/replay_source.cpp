@@ -6,6 +6,7 @@
 
 #include "decode_record/base/error.h"
 #include "decode_record/read/trace_reader.h"
+#include "decode_record/schema/reuse_rule.h"
 #include "probe/text/prompts.h"
 
 namespace blockscope {
@@ -16,6 +17,8 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
                                    int64_t prompt_length) {
   const int64_t block_length = reader.info().meta.block_length;
   std::vector<ReplayStep> steps;
+  int64_t since_read = 0;
+  int64_t rows_read = 0;
   for (const int64_t row : reader.rows_of(sequence)) {
     const StepColumns columns = reader.steps(row, 1);
     const bool denoising = columns.kind[0] == static_cast<uint8_t>(PassKind::denoise);
@@ -33,6 +36,14 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
                              changes.confidence.end());
     }
     step.confidence.resize(step.tokens.size(), 0.0F);
+    if (!columns.rows_read.empty()) {
+      if (columns.step[0] > 1 && !steps.empty()) {
+        steps.back().kept_masks =
+            decided_between(columns.since_read[0], since_read, rows_read) - columns.changed[0];
+      }
+      since_read = columns.since_read[0];
+      rows_read = columns.rows_read[0];
+    }
     if (!denoising) {
       if (step.positions.empty()) continue;
       step.block = step.positions.front() / block_length;

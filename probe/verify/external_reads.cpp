@@ -30,15 +30,15 @@ ExternalReads::ExternalReads(const ReadShape& read_shape)
     : shape(read_shape),
       rows(static_cast<size_t>(shape.num_layers * shape.num_kv_heads)),
       rows_read(rows.size()),
-      head_rows(static_cast<size_t>(shape.num_layers * shape.num_heads)),
-      head_skipped(head_rows.size()) {}
+      products(static_cast<size_t>(shape.num_layers * shape.num_heads)),
+      products_skipped(products.size()) {}
 
 ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
   if (shape == ReadShape{}) shape = other.shape;
   add_each(rows, other.rows);
   add_each(rows_read, other.rows_read);
-  add_each(head_rows, other.head_rows);
-  add_each(head_skipped, other.head_skipped);
+  add_each(products, other.products);
+  add_each(products_skipped, other.products_skipped);
   commit_rows += other.commit_rows;
   choice_rows += other.choice_rows;
   return *this;
@@ -59,19 +59,21 @@ double ExternalReads::saving_with_commits() const {
   return share_read(total_rows() - total_read(), total_rows() + commit_rows);
 }
 
-double ExternalReads::flops(int64_t block_length, int64_t head_dim) const {
-  return 4.0 * static_cast<double>(block_length) * static_cast<double>(head_dim) *
-         static_cast<double>(sum(head_rows));
+double ExternalReads::products_saving() const {
+  return share_read(sum(products_skipped), sum(products));
 }
 
-double ExternalReads::flops_avoided(int64_t block_length, int64_t head_dim) const {
-  return 4.0 * static_cast<double>(block_length) * static_cast<double>(head_dim) *
-         static_cast<double>(sum(head_skipped));
+double ExternalReads::flops(int64_t head_dim) const {
+  return 4.0 * static_cast<double>(head_dim) * static_cast<double>(sum(products));
+}
+
+double ExternalReads::flops_avoided(int64_t head_dim) const {
+  return 4.0 * static_cast<double>(head_dim) * static_cast<double>(sum(products_skipped));
 }
 
 void PassReads::add(const AttentionView& view) {
-  layers_.push_back(
-      {view.input.layer, view.used.keys_read, view.used.reused, view.used.rows_scored});
+  layers_.push_back({view.input.layer, view.used.keys_read, view.used.reused, view.used.refreshed,
+                     view.used.rows_scored});
 }
 
 void PassReads::move_to(ExternalReads& reads, const PassContext& context) {
@@ -114,11 +116,17 @@ void PassReads::add_layer(ExternalReads& reads, const PassContext& context, cons
       reads.rows[kv_base + static_cast<size_t>(k)] += length;
       reads.rows_read[kv_base + static_cast<size_t>(k)] += read_by(k);
     }
+    const int64_t block = std::ssize(pass.masked);
+    const int64_t kept_rows =
+        block - (seen.refreshed.defined()
+                     ? seen.refreshed[static_cast<int64_t>(s)].sum().item<int64_t>()
+                     : 0);
     for (int64_t h = 0; h < heads; ++h) {
       const size_t at = head_base + static_cast<size_t>(h);
       const bool skipped = reused != nullptr && reused[static_cast<int64_t>(s) * heads + h];
-      reads.head_rows[at] += length;
-      reads.head_skipped[at] += skipped ? length : length - read_by(h * kv_heads / heads);
+      reads.products[at] += length * block;
+      reads.products_skipped[at] += skipped ? length * kept_rows
+                                            : (length - read_by(h * kv_heads / heads)) * block;
     }
   }
 }

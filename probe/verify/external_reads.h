@@ -29,8 +29,8 @@ struct ExternalReads {
   std::vector<int64_t> rows;          // [L * K] key rows that exact attention reads
   std::vector<int64_t> rows_read;     // [L * K] key rows read for attention: 0 at a step where all
                                       // G heads reuse; the set's rows where a set is read
-  std::vector<int64_t> head_rows;     // [L * H] key rows times the query heads that use them
-  std::vector<int64_t> head_skipped;  // [L * H] those that the query head did not use
+  std::vector<int64_t> products;          // [L * H] query-key products over the prefix
+  std::vector<int64_t> products_skipped;  // [L * H] those that were not computed
   int64_t commit_rows = 0;            // key rows of the commit passes, exact under every policy
   /// Rows of D elements (half a key row) that all KV heads read in addition, to choose sets and to
   /// keep residuals: AttentionParts::rows_scored.
@@ -44,13 +44,15 @@ struct ExternalReads {
   /// Share of the key rows (and so of their bytes) that denoising steps did not read; 0 without
   /// rows.
   double saving() const;
+  /// Share of the query-key products that denoising steps did not compute; 0 without products.
+  double products_saving() const;
   /// saving() minus the share that choosing read; below 0 if choosing reads more than sets save.
   double saving_with_choice() const;
   /// saving() with the commit passes, which read everything, in the denominator.
   double saving_with_commits() const;
-  /// FLOPs of QK^T and PV over external keys that a query head did not spend: 4 * B * N * D each.
-  double flops(int64_t block_length, int64_t head_dim) const;
-  double flops_avoided(int64_t block_length, int64_t head_dim) const;
+  /// FLOPs of QK^T and PV over external keys, 4 * D a product, and those that were not spent.
+  double flops(int64_t head_dim) const;
+  double flops_avoided(int64_t head_dim) const;
 };
 
 /// What the attention of a pass really read: AttentionParts::keys_read, `reused` and `rows_scored`
@@ -68,6 +70,7 @@ class PassReads {
     int64_t layer;
     at::Tensor keys_read;    // [S, K] int64; undefined: every key was read
     at::Tensor reused;       // [S, H] bool, on the host; undefined: no head reused
+    at::Tensor refreshed;    // [S, T] bool, on the host; undefined: no row of these heads read
     at::Tensor rows_scored;  // [S] int64, on the host; undefined: none
   };
   static void add_layer(ExternalReads& reads, const PassContext& context, const Layer& seen);

@@ -30,8 +30,8 @@ void FreeRunObserver::on_pass(const PassResult& result) {
   for (const FusedCommit& commit : result.context.commits) {
     const SequencePass& pass = commit.pass;
     sequences[pass.sequence].rows.push_back({/*commit=*/true, pass.block, pass.step,
-                                             pass.context_length, pass.changed, pass.run_step,
-                                             pass.planned_steps});
+                                             pass.context_length, pass.changed, pass.decided,
+                                             pass.run_step, pass.planned_steps, pass.changed_rows});
   }
   double context_length = 0.0;
   for (size_t s = 0; s < result.context.sequences.size(); ++s) {
@@ -41,7 +41,7 @@ void FreeRunObserver::on_pass(const PassResult& result) {
     all_denoise = all_denoise && !commit;
     context_length += static_cast<double>(pass.context_length);
     sequence.rows.push_back({commit, pass.block, pass.step, pass.context_length, pass.changed,
-                             pass.run_step, pass.planned_steps});
+                             pass.decided, pass.run_step, pass.planned_steps, pass.changed_rows});
     if (commit) continue;
     const StepDecision& decision = result.decisions[s];
     ReplayStep step{pass.block, pass.step, {}, {}, {}};
@@ -56,6 +56,7 @@ void FreeRunObserver::on_pass(const PassResult& result) {
       step.tokens.push_back(mask_token_id_);
       step.confidence.push_back(revoked.confidence);
     }
+    step.kept_masks = decision.kept_masks;
     ++denoising_steps;
     tokens += decision.net_tokens();
     sequence.steps.push_back(std::move(step));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "decode_record/schema/reuse_rule.h"
 #include "probe/policies/sparsed_policy.h"
 
 namespace blockscope {
@@ -50,19 +49,36 @@ std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const Policy
 
 }  // namespace
 
-ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, const ReuseMask& mask,
-                              const ReadShape& shape) {
-  int64_t all = 0;       // key rows of one KV head over the denoising steps
-  int64_t reusable = 0;  // key rows of the steps at which the mask may reuse
+ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule& rule,
+                              const ReuseMask& mask, const ReadShape& shape) {
+  ReuseCounter counter(rule);
+  int64_t all = 0;             // key rows of one KV head over the denoising steps
+  int64_t unread = 0;          // those of steps at which heads of the mask read nothing
+  int64_t products = 0;        // of one query head
+  int64_t products_saved = 0;  // of one query head of the mask
   int64_t commits = 0;
+  std::vector<bool> changed;  // rows of the block, since they last read the prefix
   for (const PassRow& row : rows) {
+    const int64_t length = row.context_length;
     if (row.commit) {
-      commits += row.context_length;
+      commits += length;
       continue;
     }
-    all += row.context_length;
-    if (reuses_external(row.step, row.changed, static_cast<double>(tau)))
-      reusable += row.context_length;
+    const auto block = static_cast<int64_t>(row.changed_rows.size());
+    all += length;
+    products += length * block;
+    if (row.step == 1) changed.assign(row.changed_rows.size(), false);
+    for (size_t i = 0; i < row.changed_rows.size(); ++i) {
+      if (row.changed_rows[i]) changed[i] = true;
+    }
+    const bool reuses = counter.reuses(row.step, row.changed, row.decided);
+    int64_t reading = reuses ? 0 : block;
+    if (!reuses && rule.refresh == ReuseRefresh::rows && row.step > 1) {
+      reading = std::count(changed.begin(), changed.end(), true);
+    }
+    if (reading == 0) unread += length;
+    products_saved += length * (block - reading);
+    if (reading > 0) changed.assign(changed.size(), false);
   }
   ExternalReads reads(shape);
   reads.commit_rows = commits * shape.num_layers * shape.num_kv_heads;
@@ -71,15 +87,15 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, con
     const std::vector<bool>& heads = mask[static_cast<size_t>(layer)];
     for (int64_t h = 0; h < shape.num_heads; ++h) {
       const size_t at = static_cast<size_t>(layer * shape.num_heads + h);
-      reads.head_rows[at] = all;
-      reads.head_skipped[at] = heads[static_cast<size_t>(h)] ? reusable : 0;
+      reads.products[at] = products;
+      reads.products_skipped[at] = heads[static_cast<size_t>(h)] ? products_saved : 0;
     }
     for (int64_t k = 0; k < shape.num_kv_heads; ++k) {
       const auto first = heads.begin() + k * group;
       const bool whole = std::all_of(first, first + group, [](bool reuse) { return reuse; });
       const size_t at = static_cast<size_t>(layer * shape.num_kv_heads + k);
       reads.rows[at] = all;
-      reads.rows_read[at] = whole ? all - reusable : all;
+      reads.rows_read[at] = whole ? all - unread : all;
     }
   }
   return reads;
@@ -102,8 +118,10 @@ std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& row
   };
   from_layer(reads.rows, shape.num_kv_heads, of_layer->all, of_layer->all);
   from_layer(reads.rows_read, shape.num_kv_heads, of_layer->all, of_layer->read);
-  from_layer(reads.head_rows, shape.num_heads, of_layer->all, of_layer->all);
-  from_layer(reads.head_skipped, shape.num_heads, 0, of_layer->all - of_layer->read);
+  const int64_t block = rows.empty() ? 0 : std::ssize(rows.front().changed_rows);
+  from_layer(reads.products, shape.num_heads, of_layer->all * block, of_layer->all * block);
+  from_layer(reads.products_skipped, shape.num_heads, 0,
+             (of_layer->all - of_layer->read) * block);
   reads.choice_rows = (shape.num_layers - exact) * shape.num_kv_heads * of_layer->choice;
   return reads;
 }

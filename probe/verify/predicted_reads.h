@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "decode_record/schema/reuse_rule.h"
 #include "probe/policies/policy_table.h"
 #include "probe/run/run_flags.h"
 #include "probe/verify/external_reads.h"
@@ -22,15 +23,16 @@ struct PassRow {
   int64_t step = 0;            // from 1; 0 for a commit
   int64_t context_length = 0;  // N
   int64_t changed = 0;         // M
+  int64_t decided = 0;         // SequencePass::decided
   int64_t run_step = 0;        // SequencePass::run_step
   int64_t planned_steps = 0;   // SequencePass::planned_steps
+  std::vector<bool> changed_rows;  // SequencePass::changed_rows, [B]
 };
 
-/// FlashBlock's rule (arXiv 2602.05305, section 4.2): every head of the mask reuses at a denoising
-/// step with M < tau that is not its block's first. A KV head's prefix is not read if all of its
-/// query heads reuse.
-ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, const ReuseMask& mask,
-                              const ReadShape& shape);
+/// FlashBlock's rule (reuse_rule.h) over the passes of one sequence, in their order: every head of
+/// the mask reuses. A KV head's prefix is not read if all of its query heads reuse.
+ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule& rule,
+                              const ReuseMask& mask, const ReadShape& shape);
 
 /// The rule of a sparse policy (docs/policies.md) over the passes of one sequence, in their order.
 /// It reads the whole prefix at its dense steps and in its exact layers, the set at every other

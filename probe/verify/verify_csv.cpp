@@ -34,8 +34,8 @@ CsvRow csv_row(const std::string& kind, const PolicyResult& result, const Settin
   const std::optional<ReuseSetting>& reuse = result.setting.reuse;
   const ExternalReads& free = result.run.reads;
   const ExternalReads& reads = result.setting.exact() ? free : fidelity.reads;
-  const double flops = reads.flops(facts.block_length, facts.head_dim);
-  const double avoided = reads.flops_avoided(facts.block_length, facts.head_dim);
+  const double flops = reads.flops(facts.head_dim);
+  const double avoided = reads.flops_avoided(facts.head_dim);
   const Spread time = attention_per_pass(result.run);
   const auto if_scored = [&](double of_reference, double of_policy) {
     return scores.count == 0 ? "" : real(beside != nullptr ? of_policy : of_reference);

@@ -48,8 +48,8 @@ Json to_json(const ExternalReads& reads, const VerifyFacts& facts) {
           {"bytes", facts.bytes(reads.total_rows())},
           {"bytes_read", facts.bytes(reads.total_read())},
           {"bytes_read_to_choose", facts.choice_bytes(reads.choice_rows)},
-          {"flops", reads.flops(facts.block_length, facts.head_dim)},
-          {"flops_avoided", reads.flops_avoided(facts.block_length, facts.head_dim)},
+          {"flops", reads.flops(facts.head_dim)},
+          {"flops_avoided", reads.flops_avoided(facts.head_dim)},
           {"key_rows_by_kv_head", matrix(reads.rows, reads.shape.num_layers, same)},
           {"key_rows_read_by_kv_head", matrix(reads.rows_read, reads.shape.num_layers, same)}};
 }
@@ -104,6 +104,8 @@ void add_setting(const PolicySetting& setting, Json& json) {
   json["policy"] = Json::parse(setting.settings);
   if (!setting.reuse.has_value()) return;
   json["tau"] = setting.reuse->tau;
+  json["count"] = to_string(setting.reuse->count);
+  json["refresh"] = to_string(setting.reuse->refresh);
   json["gamma"] = or_null(setting.reuse->gamma);
   json["order"] = setting.reuse->by_effect ? "effect" : "similarity";
   json["reuse"] = setting.reuse->reuse;

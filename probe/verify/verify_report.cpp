@@ -119,8 +119,8 @@ void add_keys(const PolicyResult& result, const VerifyFacts& facts, Lines& lines
     lines.line(fmt::format("  predicted by the file   {} not read, from the traces it was made of",
                            percent(*result.setting.reuse->file_predicts)));
   }
-  const double flops = reads.flops(facts.block_length, facts.head_dim);
-  const double avoided = reads.flops_avoided(facts.block_length, facts.head_dim);
+  const double flops = reads.flops(facts.head_dim);
+  const double avoided = reads.flops_avoided(facts.head_dim);
   lines.line(
       fmt::format("FLOPs avoided             {:.4g} of {:.4g} GFLOP ({}), QK^T and PV over "
                   "external keys{}",

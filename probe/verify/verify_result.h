@@ -14,15 +14,18 @@
 
 namespace blockscope {
 
-/// FlashBlock's part of a setting: tau and the heads that may reuse.
+/// FlashBlock's part of a setting: the rule and the heads that may reuse.
 struct ReuseSetting {
   int64_t tau = 2;
+  ReuseCount count = ReuseCount::since_read;
+  ReuseRefresh refresh = ReuseRefresh::all;
   std::optional<double> gamma;          // the mask is similarity > gamma; nullopt: as in the file
   ReuseMask reuse;                      // [L][H]
   std::optional<double> file_predicts;  // predicted by the file: saving of prefix bytes
   std::optional<double> file_error;     // predicted by the file: relative L2 where reused
   bool by_effect = false;               // the file ranks heads by effect, not by similarity
 
+  ReuseRule rule() const { return {static_cast<double>(tau), count, refresh}; }
   int64_t heads() const;  // number of heads that may reuse, over all layers
 };
 

@@ -34,7 +34,7 @@ struct PolicyRun {
 bool same_policy(const PolicySetting& a, const PolicySetting& b) {
   if (a.reuse.has_value() != b.reuse.has_value()) return false;
   if (!a.reuse.has_value()) return a.policy == b.policy;
-  return a.reuse->tau == b.reuse->tau && a.reuse->reuse == b.reuse->reuse &&
+  return a.reuse->rule() == b.reuse->rule() && a.reuse->reuse == b.reuse->reuse &&
          a.policy.interventions == b.policy.interventions;
 }
 
@@ -89,7 +89,7 @@ class VerifyLoop {
     const PolicySetting& setting = *one.setting;
     const std::optional<ExternalReads> reads =
         setting.reuse.has_value()
-            ? predicted_reads(rows, setting.reuse->tau, setting.reuse->reuse, shape_)
+            ? predicted_reads(rows, setting.reuse->rule(), setting.reuse->reuse, shape_)
             : predicted_set_reads(rows, setting.policy, shape_);
     if (reads) {
       *one.predicted += *reads;

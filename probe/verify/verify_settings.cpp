@@ -16,7 +16,7 @@ namespace {
 /// The file's prediction for this mask, if it has that point. Masks of one file are nested, so the
 /// number of heads identifies the mask, whatever gamma made it.
 const ReusePoint* point_of(const ReuseFile& file, const ReuseSetting& setting) {
-  if (!setting.gamma.has_value()) return nullptr;
+  if (!setting.gamma.has_value() || setting.count != file.tau_counts) return nullptr;
   for (const ReuseCurve& curve : file.curves) {
     if (curve.tau != setting.tau) continue;
     for (const ReusePoint& point : curve.points) {
@@ -35,10 +35,13 @@ void take_prediction(const ReusePoint* point, ReuseSetting& setting) {
 ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
   ReuseSetting setting;
   setting.by_effect = file.statistic == kEffectRank;
-  setting.tau = reuse_tau(flags.policy.tau, file.tau);
+  const ReuseRule rule = reuse_rule(flags.policy.tau, flags.policy.count, file);
+  setting.tau = static_cast<int64_t>(rule.tau);
+  setting.count = rule.count;
+  setting.refresh = flags.policy.refresh;
   setting.gamma = file.gamma;
   setting.reuse = file.reuse;
-  if (file.predicted.has_value() && file.tau == setting.tau) {
+  if (file.predicted.has_value() && file.tau == setting.tau && file.tau_counts == setting.count) {
     take_prediction(&file.predicted->point, setting);
   } else {
     take_prediction(point_of(file, setting), setting);
@@ -91,6 +94,8 @@ PolicySetting flashblock_setting(PolicyOptions policy, ReuseSetting reuse, bool 
   PolicySetting setting;
   nlohmann::json json = own;
   policy.tau = json["tau"] = reuse.tau;
+  policy.count.reset();
+  if (reuse.count != ReuseCount::since_read) policy.count = reuse.count;
   setting.label = policy_text(policy);
   if (of_sweep) {
     policy.reuse_file.clear();  // the mask is not the file's
@@ -147,7 +152,7 @@ std::unique_ptr<AttentionPolicy> make_policy(const PolicySetting& setting,
   if (!setting.reuse.has_value()) return choose_policy(setting.policy, policy_model(model)).policy;
   const ModelConfig& config = model.config;
   return with_interventions(make_flashblock_policy({config.num_layers, config.num_heads,
-                                                    setting.reuse->tau, setting.reuse->reuse}),
+                                                    setting.reuse->rule(), setting.reuse->reuse}),
                             setting.policy.interventions,
                             {config.num_layers, config.num_heads, config.num_kv_heads,
                              config.head_dim, config.hidden_size});
@@ -192,6 +197,8 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
     for (const double gamma : gammas) {
       ReuseSetting setting;
       setting.tau = tau;
+      setting.count = reuse_rule(tau, flags.policy.count, file).count;
+      setting.refresh = flags.policy.refresh;
       setting.by_effect = file.statistic == kEffectRank;
       setting.gamma = gamma;
       setting.reuse = reuse_mask(file.similarity, gamma, file.granularity, num_kv_heads, file.pins);

@@ -64,7 +64,10 @@ reuse_taus: list[float]
 region_names: list[str]
 distance_bins: int
 
-def reuses_external(step: int, changed: int, tau: float) -> bool: ...
+class ReuseCounter:
+    def __init__(self, tau: float) -> None: ...
+    def reuses(self, step: int, changed: int, decided: int) -> bool: ...
+
 def parse_index_set(text: str, flag: str, first: int, end: int) -> list[int]: ...
 def check_trace_target(path: bytes, force: bool) -> None: ...
 def metrics() -> list[dict[str, Any]]: ...
@@ -78,6 +81,7 @@ def analyze(
     sequences: list[int] | None,
     by: list[str],
     taus: list[float],
+    count: str,
     set_sizes: list[int],
     sink_factor: float,
     from_summary: bool,
@@ -117,6 +121,7 @@ def calibrate(
     tau: int,
     granularity: str,
     from_summary: bool,
+    count: str,
     threads: int,
     progress: Callable[[int, int], object] | None,
 ) -> tuple[bytes, list[str]]: ...

@@ -28,6 +28,7 @@ class Choices(TypedDict, total=False):
     sequences: Indices
     by: Union[str, Iterable[str], None]
     taus: Union[Iterable[float], None]
+    count: str
     set_sizes: Indices
     sink_factor: float
     from_summary: bool
@@ -81,6 +82,7 @@ def analyze(
     sequences: Indices = None,
     by: Union[str, Iterable[str], None] = None,
     taus: Iterable[float] | None = None,
+    count: str = "since_read",
     set_sizes: Indices = None,
     sink_factor: float = 3.0,
     from_summary: bool = False,
@@ -101,6 +103,8 @@ def analyze(
             "sequence", "block", "position") are averaged, weighted by terms. Parameters of a metric (k, tau)
             always stay. Arrays without these axes are left out. None keeps everything.
         taus: tau of the reuse error; may include float("inf").
+        count: what these tau count: "since_read", tokens decided since the block's last pass that read the prefix,
+            or "step", tokens that this step changed.
         set_sizes: k of recall.
         sink_factor: a key that receives more than this times the mean is a sink.
         from_summary: reads the recorder's summaries even if the trace has the arrays.
@@ -132,6 +136,7 @@ def analyze(
             indices("sequences", sequences, 0),
             names("by", by),
             taus_of(taus),
+            count,
             sizes or [],
             above_zero("sink_factor", sink_factor),
             bool(from_summary),

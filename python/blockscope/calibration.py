@@ -84,6 +84,7 @@ def calibrate(
     saving: float | None = None,
     max_error: float | None = None,
     tau: int = 2,
+    count: str = "since_read",
     granularity: str = "head",
     from_summary: bool = False,
     threads: int = 0,
@@ -98,7 +99,8 @@ def calibrate(
             within this.
 
     Args:
-        tau: heads reuse at steps that change fewer tokens than this.
+        tau: heads reuse at steps before which fewer tokens than this were decided.
+        count: the tokens that tau counts, as in `analyze`.
         granularity: "head", or "kv-group" (all heads of a KV head reuse, or none).
         from_summary, threads, progress: as in `analyze`.
 
@@ -113,5 +115,5 @@ def calibrate(
     paths = encode_all(traces)
     with telling_missing(paths), Shown(progress) as shown:
         text, warnings = _core.calibrate(paths, gamma, saving, max_error, whole("tau", tau, 1), granularity,
-                                         bool(from_summary), whole("threads", threads, 0, 4096), shown)
+                                         bool(from_summary), count, whole("threads", threads, 0, 4096), shown)
     return Calibration(text.decode("utf-8", errors="replace"), warnings)

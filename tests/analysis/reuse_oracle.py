@@ -36,6 +36,7 @@ class Trace:
         run = json.loads(self.file["/run/json"][:].tobytes())
         self.exact = "shadow" if run.get("policy", "exact") != "exact" else "attention"
         self.cache = {}
+        self.counts = {}
         self.has_arrays = f"/{self.exact}/external" in self.file
 
     def blocks(self):
@@ -45,6 +46,18 @@ class Trace:
             if not self.aborted[self.sequence[row]]:
                 groups.setdefault((self.sequence[row], self.block[row]), []).append(int(row))
         return list(groups.values())
+
+    def reuses(self, row, tau, count="since_read"):
+        """By tau, for `count` tokens decided since the block's last read or changed by this step."""
+        if (tau, count) not in self.counts:
+            found = self.counts[tau, count] = {}
+            for rows in self.blocks():
+                since = 0
+                for at in rows:
+                    since = self.M[at] + (since if count == "since_read" else 0)
+                    found[at] = bool(self.step[at] > 1 and since < tau)
+                    since = since if found[at] else 0
+        return self.counts[tau, count][row]
 
     def read(self, path, row):
         if path not in self.cache:  # whole: the traces of these tests are small
@@ -105,7 +118,7 @@ def step_sums(trace, row, source):
                          (error**2, np.abs(error), true**2, got * true)])
 
 
-def errors_of(trace, tau, from_summary, only_step=None):
+def errors_of(trace, tau, from_summary, only_step=None, count="since_read"):
     """-> {(layer slot, head slot): (Sums where reused, Sums where recomputed)}, hidden steps."""
     cells = {(l, h): (Sums(), Sums()) for l in range(len(trace.layers))
              for h in range(len(trace.heads))}
@@ -113,7 +126,7 @@ def errors_of(trace, tau, from_summary, only_step=None):
     for rows in trace.blocks():
         source = None
         for row in rows:
-            reuses = trace.step[row] > 1 and trace.M[row] < tau
+            reuses = trace.reuses(row, tau, count)
             if not reuses:
                 source = row if trace.recorded[row] else None
             if not trace.recorded[row] or trace.N[row] == 0:
@@ -122,7 +135,7 @@ def errors_of(trace, tau, from_summary, only_step=None):
                 continue
             if from_summary:
                 known = {2: 0, 3: 1, 4: 2, np.inf: 3}
-                if reuses and tau not in known:
+                if reuses and (tau not in known or count != "since_read"):
                     return None, 0  # not in the file
                 sums = trace.read("/summary/reuse_error", row)[known.get(tau, 0)]
                 sums = np.moveaxis(sums, -1, 0)
@@ -140,13 +153,13 @@ def errors_of(trace, tau, from_summary, only_step=None):
     return cells, hidden
 
 
-def savings_of(traces, tau):
+def savings_of(traces, tau, count="since_read"):
     """-> sums over denoising steps with a prefix: N, B N, and the same where the rule reuses."""
     totals, steps = np.zeros(4), np.zeros(2, int)
     for trace in traces:
         for row in (row for rows in trace.blocks() for row in rows if trace.N[row] > 0):
             parts = np.array([trace.N[row], trace.N[row] * trace.valid[row].sum()], float)
-            reuses = trace.step[row] > 1 and trace.M[row] < tau
+            reuses = trace.reuses(row, tau, count)
             totals += np.concatenate([parts, parts * reuses])
             steps += [1, reuses]
     return totals, steps

@@ -284,7 +284,7 @@ def decoding(traces, taus):
             if trace.finish[sequence] in ENDED and math.isfinite(trace.score[sequence]):
                 result["accuracy"].add((), trace.score[sequence])
         for (sequence, block), rows in trace.blocks().items():
-            last = {}
+            last, since = {}, {}
             for row in rows:
                 t = int(trace.step["step"][row])
                 positions, confidence = trace.delta(row)
@@ -294,11 +294,14 @@ def decoding(traces, taus):
                 for p in positions:
                     last[int(p + trace.prompt_length[sequence] - trace.step["block_start"][row] -
                              shift)] = t
+                changed = int(trace.step["changed"][row])
                 if t > 1:
-                    changed = int(trace.step["changed"][row])
                     result["M"].add((t,), changed)
-                    for tau in taus:
-                        below[tau] += changed < tau
+                for tau in taus:  # tokens decided since the last step that read
+                    since[tau] = 0 if t == 1 else since[tau] + changed
+                    below[tau] += t > 1 and since[tau] < tau
+                    if since[tau] >= tau:
+                        since[tau] = 0
             for position, t in last.items():
                 settled[t, position] += 1
             mine = np.flatnonzero(trace.step["sequence"] == sequence)

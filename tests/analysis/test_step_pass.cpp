@@ -92,11 +92,15 @@ std::vector<Call> expected_calls(const TraceReader& trace) {
     std::int64_t previous = -1;
     std::int64_t first = -1;
     std::vector<std::int64_t> sources(kTaus.size(), -1);
+    std::vector<std::int64_t> since(kTaus.size(), 0);  // tokens decided since the last read
     for (const std::size_t row : blocks[key]) {
       const std::int64_t known = columns.recorded[row] != 0 ? static_cast<std::int64_t>(row) : -1;
       if (columns.step[row] == 1) first = known;
       for (std::size_t i = 0; i < kTaus.size(); ++i) {
-        if (columns.step[row] == 1 || columns.changed[row] >= kTaus[i]) sources[i] = known;
+        since[i] += columns.changed[row];
+        if (columns.step[row] > 1 && static_cast<double>(since[i]) < kTaus[i]) continue;
+        sources[i] = known;
+        since[i] = 0;
       }
       if (known >= 0) {
         Call call;

@@ -37,6 +37,7 @@ TraceMeta make_meta(const TraceMakerOptions& o) {
   meta.set_size = o.set_size;
   meta.set_normaliser = o.set_normaliser;
   meta.has_shadow = o.shadow;
+  meta.has_since_read = true;
   meta.array_type = o.array_type;
   meta.model_json = fmt::format(R"({{"requested":"","name":"made","digest":"{}"}})", o.digest);
   meta.run_json = fmt::format(R"({{"version":"test","policy":"{}","tau":{}}})", o.policy, o.tau);
@@ -151,6 +152,8 @@ class Sequence {
     std::fill(row.valid.end() - o_.invalid, row.valid.end(), std::uint8_t{0});
     row.recorded = among(o_.record_steps, step_) && among(o_.record_blocks, block_);
     const RowValues values = rows_.next(step, row.context_length, changed_, masked_);
+    row.since_read = rows_.since_read();
+    row.rows_read = rows_.read() ? o_.block_length : 0;
     if (row.recorded) {
       row.arrays = to_slices(values, meta_, o_, random_);
     } else {

@@ -54,6 +54,14 @@ RowValues RowMaker::next(const ModelStep& step, std::int64_t context_length, std
   changed_ = changed;
   now_ = step;
   if (number_ == 1) first_ = now_;
+  std::vector<double> taus(kReuseTaus.begin(), kReuseTaus.end());
+  taus.push_back(o_.tau);
+  for (const double tau : std::set(taus.begin(), taus.end())) {
+    Count& count = counts_[tau];
+    if (!count.reuses) count.since_read = 0;
+    count.since_read = number_ == 1 ? 0 : count.since_read + changed;
+    count.reuses = number_ > 1 && static_cast<double>(count.since_read) < tau;
+  }
   for (const float tau : kReuseTaus) {
     if (!reuses(tau)) source_[tau] = now_;
   }

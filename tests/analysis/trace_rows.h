@@ -18,6 +18,12 @@ class RowMaker {
  public:
   RowMaker(const TraceMakerOptions& options, const TraceMeta& meta) : o_(options), meta_(meta) {}
   void begin_block() { number_ = 0; }
+  /// Tokens decided since the last read under the trace's policy, before the last step.
+  std::int64_t since_read() const {
+    return o_.policy == "flashblock" ? counts_.at(o_.tau).since_read : changed_;
+  }
+  /// Whether that step read the prefix.
+  bool read() const { return o_.policy != "flashblock" || !reuses(o_.tau); }
   /// `masked`: [B]; M = `changed`. Everything the trace's level has.
   RowValues next(const ModelStep& step, std::int64_t context_length, std::int64_t changed,
                  const std::vector<bool>& masked);
@@ -31,7 +37,7 @@ class RowMaker {
   /// Appends the recorded heads of [H, ...].
   void append_heads(Values& to, const Values& from, const std::vector<std::int64_t>& heads,
                     std::int64_t all) const;
-  bool reuses(double tau) const { return number_ > 1 && static_cast<double>(changed_) < tau; }
+  bool reuses(double tau) const { return counts_.at(tau).reuses; }
   Values merged(const LayerStep& internal, const LayerStep& external) const;
 
   const TraceMakerOptions& o_;
@@ -40,6 +46,11 @@ class RowMaker {
   std::int64_t context_ = 0, changed_ = 0;
   ModelStep now_, previous_, first_, used_;
   std::map<double, ModelStep> source_;
+  struct Count {
+    std::int64_t since_read = 0;
+    bool reuses = false;
+  };
+  std::map<double, Count> counts_;  // by tau
 };
 
 /// The row's slices in the file's element types, with NaN, infinities and zero vectors as options

@@ -244,7 +244,8 @@ class RowWriter:
         one = row.one
         transfers, insertions = self._delta(row, traced)
         scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
-                   one.changed, one.masks_left, int(one.recorded(self._settings)), row.pass_ns, *row.stored]
+                   one.changed, one.changed, 0 if one.kind is Kind.PREFILL else self._settings.block_length,
+                   one.masks_left, int(one.recorded(self._settings)), row.pass_ns, *row.stored]
         computed = list(range(one.start, one.start + one.length)) if row.computed is None else row.computed
         by_layer = [(ranges_of(query), ranges_of(value)) for query, value in row.by_layer]
         block = range(one.block_start, one.block_start + self._settings.block_length)

@@ -114,6 +114,7 @@ class History:
     last_step: int = 0
     last: list[tuple[Part, Part]] = field(default_factory=list)  # external, internal
     sources: list[list[Part]] = field(default_factory=list)  # by tau: the pairs that the reuse rule would hold
+    counters: list[Any] = field(default_factory=lambda: [_core.ReuseCounter(tau) for tau in _core.reuse_taus])
     first_query: list[torch.Tensor] = field(default_factory=list)
     first_hidden: list[torch.Tensor | None] = field(default_factory=list)
     first_set: torch.Tensor | None = None
@@ -131,8 +132,9 @@ class History:
         self._compare_sets(step, context_length, now.topk(), values)
         if context_length > 0:
             external = [one.external for one in heads]
-            self.sources = [held if _core.reuses_external(step, changed, tau) else external
-                            for tau, held in zip(taus, self.sources or [external] * len(taus))]
+            # Whether the model decided a token as [MASK] can't be seen from outside, so M is what it decided.
+            self.sources = [held if counter.reuses(step, changed, changed) else external
+                            for counter, held in zip(self.counters, self.sources or [external] * len(taus))]
         last = self.last if self.last_step == step - 1 else []
         found = [self._statistics(operators, context_length > 0, one, index, last) for index, one in enumerate(heads)]
         for column, name in enumerate(("external_mass", "similarity_external", "similarity_internal")):

@@ -137,7 +137,7 @@ TEST(Decoder, ABatchUnderFlashBlockEqualsTheSingleRuns) {
                                             tiny_request(2, 5, 9)};
   const ModelConfig& config = model.config();
   const auto flashblock = [&] {
-    return make_flashblock_policy({config.num_layers, config.num_heads, 2, {}});
+    return make_flashblock_policy({config.num_layers, config.num_heads, {2}, {}});
   };
   const auto policy = flashblock();
   const auto together = decode_all(model, *policy, tiny_options(), requests);

@@ -173,7 +173,7 @@ TEST_P(EveryStrategy, FlashBlockWithTauOneOrWithoutHeadsEqualsExact) {
   const std::vector<std::vector<bool>> nobody(2, std::vector<bool>(4, false));
   // With tau 1 only a step after one that changed nothing reuses: its pair is the exact one.
   for (auto& policy :
-       {make_flashblock_policy({2, 4, 1, {}}), make_flashblock_policy({2, 4, 100, nobody})}) {
+       {make_flashblock_policy({2, 4, {1}, {}}), make_flashblock_policy({2, 4, {100}, nobody})}) {
     const auto got = decode_all(model, *policy, options, requests);
     for (size_t i = 0; i < requests.size(); ++i) {
       EXPECT_EQ(got[i].generated, exact[i].generated);

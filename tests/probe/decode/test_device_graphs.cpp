@@ -77,7 +77,8 @@ SelectionOptions selection(int64_t k, bool residual = false) {
 
 FlashBlockOptions flashblock(int64_t tau, bool calibrated) {
   const ModelConfig config = tiny_config();
-  FlashBlockOptions options{config.num_layers, config.num_heads, tau, {}};
+  FlashBlockOptions options{
+      config.num_layers, config.num_heads, {static_cast<double>(tau)}, {}};
   if (calibrated) options.reuse = {{true, false, true, true}, {false, false, false, false}};
   return options;
 }
@@ -106,7 +107,7 @@ TEST(DeviceGraphs, RepeatWhatFlashblockReuses) {
   }
 }
 
-// Steps that decide two tokens refresh, those that decide one reuse.
+// Every second step refreshes where steps decide one token, every step where they decide two.
 TEST(DeviceGraphs, EndWhereFlashblockRefreshes) {
   DecodeOptions options = options_of_eight();
   options.unmasking.strategy = "low_confidence_dynamic";

@@ -193,7 +193,7 @@ TEST(FusedCommits, ShowEveryPolicyTheSamePrefixInTheSameOrder) {
   using Make = std::function<std::unique_ptr<AttentionPolicy>()>;
   const std::vector<Make> policies{
       [&] {
-        return make_flashblock_policy({config.num_layers, config.num_heads, 2, {}});
+        return make_flashblock_policy({config.num_layers, config.num_heads, {2}, {}});
       },
       [&] { return make_mage_policy(half); },
       [&] { return make_mage_policy(residual); },

@@ -1,4 +1,4 @@
-// The reuse rule of FlashBlock, seen through the policy alone: when M < tau, never at a block's
+// The reuse rule of FlashBlock, seen through the policy alone: by either count, never at a block's
 // first step or at a commit, per head and per layer, and across sequences that leave the batch.
 #include "probe/policies/attention_policy.h"
 #include "probe/policies/exact_policy.h"
@@ -21,10 +21,11 @@ constexpr int64_t kHeads = testing::PolicyPass::kHeads;
 struct Pass : testing::PolicyPass {
   Pass(int64_t sequences, int64_t prefix)
       : PolicyPass(std::vector<int64_t>(static_cast<size_t>(sequences), prefix)) {}
-  Pass& at_step(size_t slot, int64_t step, int64_t changed) {
+  /// `counted`: M and the tokens since the last read.
+  Pass& at_step(size_t slot, int64_t step, int64_t counted) {
     context.sequences[slot].kind = PassKind::denoise;
     context.sequences[slot].step = step;
-    context.sequences[slot].changed = changed;
+    context.sequences[slot].changed = context.sequences[slot].since_read = counted;
     return *this;
   }
 };
@@ -36,32 +37,47 @@ bool reused(const AttentionParts& parts, int64_t slot, int64_t head) {
   return parts.reused.defined() && parts.reused[slot][head].item<bool>();
 }
 
-TEST(FlashBlockPolicy, ReusesExactlyWhenFewerThanTauTokensChanged) {
+void expect_reuse_below_tau(ReuseCount count) {
   at::manual_seed(1);
   for (const int64_t tau : {1, 2, 3}) {
-    for (int64_t changed = 0; changed <= 4; ++changed) {
-      const auto policy = make_flashblock_policy({kLayers, kHeads, tau, {}});
+    for (int64_t counted = 0; counted <= 4; ++counted) {
+      const auto policy =
+          make_flashblock_policy({kLayers, kHeads, {static_cast<double>(tau), count}, {}});
       Pass first(1, 7);
       first.at_step(0, 1, 0);
       policy->begin_pass(first.context);
       const AttentionParts before = policy->attend(first.input(0), first.external());
       EXPECT_FALSE(reused(before, 0, 0));
+      EXPECT_EQ(policy->rows_read(0, 5), 5);
       Pass second(1, 7);
-      second.at_step(0, 2, changed);
+      second.at_step(0, 2, counted);
+      // The other count would decide the opposite.
+      const int64_t opposite = counted < tau ? tau : 0;
+      (count == ReuseCount::step ? second.context.sequences[0].since_read
+                                 : second.context.sequences[0].changed) = opposite;
       policy->begin_pass(second.context);
       const AttentionParts after = policy->attend(second.input(0), second.external());
       for (int64_t head = 0; head < kHeads; ++head) {
-        EXPECT_EQ(reused(after, 0, head), changed < tau) << "tau " << tau << ", M " << changed;
+        EXPECT_EQ(reused(after, 0, head), counted < tau) << "tau " << tau << ", M " << counted;
       }
-      EXPECT_TRUE(same(after.external, changed < tau ? before.external : second.exact(0).external));
+      EXPECT_EQ(policy->rows_read(0, 5), counted < tau ? 0 : 5);
+      EXPECT_TRUE(same(after.external, counted < tau ? before.external : second.exact(0).external));
       EXPECT_TRUE(same(after.internal, second.exact(0).internal));
     }
   }
 }
 
+TEST(FlashBlockPolicy, ReusesExactlyWhenFewerThanTauTokensWereDecidedSinceTheLastRead) {
+  expect_reuse_below_tau(ReuseCount::since_read);
+}
+
+TEST(FlashBlockPolicy, ReusesExactlyWhenTheStepChangedFewerThanTauTokens) {
+  expect_reuse_below_tau(ReuseCount::step);
+}
+
 TEST(FlashBlockPolicy, NeverReusesAtTheFirstStepOrTheCommit) {
   at::manual_seed(2);
-  const auto policy = make_flashblock_policy({kLayers, kHeads, 100, {}});
+  const auto policy = make_flashblock_policy({kLayers, kHeads, {100}, {}});
   for (const PassKind kind : {PassKind::denoise, PassKind::commit, PassKind::denoise}) {
     Pass pass(1, 6);
     pass.at_step(0, kind == PassKind::denoise ? 1 : 0, 0);
@@ -75,7 +91,7 @@ TEST(FlashBlockPolicy, NeverReusesAtTheFirstStepOrTheCommit) {
 
 TEST(FlashBlockPolicy, LeavesTheCachedPairWhenItReusesAndReplacesItWhenItRecomputes) {
   at::manual_seed(3);
-  const auto policy = make_flashblock_policy({kLayers, kHeads, 2, {}});
+  const auto policy = make_flashblock_policy({kLayers, kHeads, {2}, {}});
   std::vector<at::Tensor> used;
   std::vector<at::Tensor> exact;
   // M per step: 1 is first; 2 reuses; 3 recomputes; 4 and 5 reuse the pair of step 3.
@@ -97,7 +113,7 @@ TEST(FlashBlockPolicy, FollowsTheMaskPerLayerAndHead) {
   at::manual_seed(4);
   const std::vector<std::vector<bool>> mask{{true, false, true, true},
                                             {false, false, false, false}};
-  const auto policy = make_flashblock_policy({kLayers, kHeads, 5, mask});
+  const auto policy = make_flashblock_policy({kLayers, kHeads, {5}, mask});
   Pass first(1, 6);
   first.at_step(0, 1, 0);
   policy->begin_pass(first.context);
@@ -128,7 +144,7 @@ TEST(FlashBlockPolicy, FollowsTheMaskPerLayerAndHead) {
 
 TEST(FlashBlockPolicy, DecidesForEachSequenceOfTheBatch) {
   at::manual_seed(5);
-  const auto policy = make_flashblock_policy({kLayers, kHeads, 2, {}});
+  const auto policy = make_flashblock_policy({kLayers, kHeads, {2}, {}});
   Pass first(3, 6);
   first.at_step(0, 1, 0).at_step(1, 1, 0).at_step(2, 1, 0);
   policy->begin_pass(first.context);
@@ -146,7 +162,7 @@ TEST(FlashBlockPolicy, KeepsTheOtherSequencesPairsWhenOneIsRemoved) {
   for (int64_t gone = 0; gone < 3; ++gone) {
     SCOPED_TRACE(gone);
     at::manual_seed(6);
-    const auto policy = make_flashblock_policy({kLayers, kHeads, 2, {}});
+    const auto policy = make_flashblock_policy({kLayers, kHeads, {2}, {}});
     Pass first(3, 6);
     first.at_step(0, 1, 0).at_step(1, 1, 0).at_step(2, 1, 0);
     policy->begin_pass(first.context);
@@ -167,7 +183,7 @@ TEST(FlashBlockPolicy, KeepsTheOtherSequencesPairsWhenOneIsRemoved) {
 
 TEST(FlashBlockPolicy, GivesTheInternalPartWhenThereIsNoPrefix) {
   at::manual_seed(7);
-  const auto policy = make_flashblock_policy({kLayers, kHeads, 2, {}});
+  const auto policy = make_flashblock_policy({kLayers, kHeads, {2}, {}});
   for (const int64_t step : {1, 2}) {
     Pass pass(1, 0);
     pass.at_step(0, step, 1);

@@ -75,7 +75,7 @@ TEST(DeviceWaits, OnceAStepUnderEveryPolicy) {
   const BlockDiffusionModel model = on_cuda(tiny_model());
   std::map<std::string, std::unique_ptr<AttentionPolicy>> policies;
   policies["exact"] = make_exact_policy();
-  policies["flashblock"] = make_flashblock_policy({kLayers, model.config().num_heads, 2, {}});
+  policies["flashblock"] = make_flashblock_policy({kLayers, model.config().num_heads, {2}, {}});
   policies["mage"] = make_mage_policy(selection());
   policies["mage+flashblock"] = make_mage_policy(selection(true));
   policies["sparsed"] = make_sparsed_policy(selection(), SparseDScope::run);

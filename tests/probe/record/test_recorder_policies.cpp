@@ -5,6 +5,8 @@
 #include <cmath>
 #include <set>
 #include <string>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "probe/policies/exact_policy.h"
@@ -36,7 +38,7 @@ class RecorderPolicyTest : public ::testing::Test {
                       folder_.file("run" + std::to_string(runs_++) + ".h5"), recorded);
   }
   std::unique_ptr<AttentionPolicy> flashblock(int64_t tau) const {
-    return make_flashblock_policy({2, 4, tau, {}});
+    return make_flashblock_policy({2, 4, {static_cast<double>(tau)}, {}});
   }
 
   fixture::TempDir folder_;
@@ -88,7 +90,8 @@ TEST_F(RecorderPolicyTest, ReusedFollowsTheRuleAndTheShadowIsWhatExactGives) {
   for (int64_t row = 0; row < steps.count; ++row) {
     const size_t at = static_cast<size_t>(row);
     if (steps.kind[at] != static_cast<uint8_t>(PassKind::denoise)) continue;
-    const bool expected = steps.step[at] > 1 && steps.changed[at] < 2;
+    const bool expected = steps.step[at] > 1 && steps.since_read[at] < 2;
+    EXPECT_EQ(steps.rows_read[at], expected ? 0 : run.trace.info().meta.block_length);
     reused_rows += expected;
     for (int64_t layer = 0; layer < 2; ++layer) {
       for (const int32_t reused : run.trace.read_ints_at(Field::attention_reused, row, layer)) {
@@ -131,13 +134,16 @@ TEST_F(RecorderPolicyTest, TheReuseErrorIsZeroWhereTheRuleRecomputesAndGrowsFrom
       record(*policy, options, tiny_options(), {tiny_request(0, 9, 14), tiny_request(1, 21, 9)});
   const StepColumns steps = run.trace.steps(0, run.trace.info().num_rows);
   int64_t with_error = 0;
+  std::map<std::pair<int64_t, size_t>, int64_t> since_read;  // by sequence, tau
   for (int64_t row = 0; row < steps.count; ++row) {
     const size_t at = static_cast<size_t>(row);
     if (steps.kind[at] != static_cast<uint8_t>(PassKind::denoise)) continue;
     const auto error = run.trace.read_floats(Field::reuse_error, row, 1);  // [tau, L, H, sum]
     for (size_t tau = 0; tau < kReuseTaus.size(); ++tau) {
-      const bool reuses =
-          steps.step[at] > 1 && static_cast<float>(steps.changed[at]) < kReuseTaus[tau];
+      int64_t& since = since_read[{steps.sequence[at], tau}];
+      since = steps.step[at] == 1 ? 0 : since + steps.changed[at];
+      const bool reuses = steps.step[at] > 1 && static_cast<float>(since) < kReuseTaus[tau];
+      if (!reuses) since = 0;
       for (size_t head = 0; head < 2 * 4; ++head) {
         const float* sums = &error[(tau * 8 + head) * 4];
         EXPECT_GT(sums[2], 0.0F);
@@ -145,7 +151,7 @@ TEST_F(RecorderPolicyTest, TheReuseErrorIsZeroWhereTheRuleRecomputesAndGrowsFrom
           EXPECT_EQ(sums[0], 0.0F);
           EXPECT_EQ(sums[1], 0.0F);
           EXPECT_EQ(sums[3], sums[2]);  // sum dot = sum ref^2
-        } else if (steps.changed[at] > 0) {
+        } else if (since > 0) {
           EXPECT_GT(sums[0], 0.0F);
           ++with_error;
         }

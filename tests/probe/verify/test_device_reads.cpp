@@ -22,7 +22,7 @@ std::vector<std::unique_ptr<AttentionPolicy>> policies(const ModelConfig& config
   selection.k = 5;
   std::vector<std::unique_ptr<AttentionPolicy>> made;
   made.push_back(make_exact_policy());
-  made.push_back(make_flashblock_policy({config.num_layers, config.num_heads, 2, {}}));
+  made.push_back(make_flashblock_policy({config.num_layers, config.num_heads, {2}, {}}));
   made.push_back(make_mage_policy(selection));
   return made;
 }

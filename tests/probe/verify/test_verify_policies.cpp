@@ -45,7 +45,7 @@ TEST_F(VerifyPolicies, SetsOfTheWholePrefixAreExactBitForBit) {
       EXPECT_GT(sum_of(own.fidelity.propagated).reference, 0.0);
       EXPECT_EQ(own.fidelity.reads.saving(), 0.0);
       EXPECT_EQ(own.run.reads.saving(), 0.0);
-      EXPECT_EQ(own.fidelity.reads.flops_avoided(4, 10), 0.0);
+      EXPECT_EQ(own.fidelity.reads.flops_avoided(10), 0.0);
     }
   }
 }
@@ -112,7 +112,7 @@ TEST_F(CountsByHand, ExactLayersAndDensitiesAndShortPages) {
             (std::vector<int64_t>{kDense, kDense, kFirst + later, kFirst + later}));
   EXPECT_EQ(reads.choice_rows, 2 * kFirst);
   // FLOPs belong to query heads: all four of the second layer do without.
-  EXPECT_DOUBLE_EQ(reads.flops_avoided(4, 10),
+  EXPECT_DOUBLE_EQ(reads.flops_avoided(10),
                    4.0 * 4 * 10 * 4 * static_cast<double>(kDense - kFirst - later));
   // Pages of 3 leave a short one, which the rule alone can't place.
   const SettingResult own = verify({setting("quest,k=5,page=3")}, 1).settings.front();

@@ -133,42 +133,83 @@ TEST(QuantileTest, InterpolatesAsNumpyDoes) {
 
 // Two blocks: N = 8 and N = 12. M of the later steps: 1, 3, 0 and 2.
 std::vector<PassRow> two_blocks() {
-  return {{false, 2, 1, 8, 0}, {false, 2, 2, 8, 1},  {false, 2, 3, 8, 3},  {false, 2, 4, 8, 0},
-          {true, 2, 0, 8, 4},  {false, 3, 1, 12, 0}, {false, 3, 2, 12, 2}, {true, 3, 0, 12, 2}};
+  std::vector<PassRow> rows{{false, 2, 1, 8, 0},  {false, 2, 2, 8, 1}, {false, 2, 3, 8, 3},
+                            {false, 2, 4, 8, 0},  {true, 2, 0, 8, 4},  {false, 3, 1, 12, 0},
+                            {false, 3, 2, 12, 2}, {true, 3, 0, 12, 2}};
+  for (PassRow& row : rows) {
+    row.decided = row.changed;
+    row.changed_rows.assign(16, false);
+    // Step 3 of the first block changes the position of step 2 once more.
+    std::fill_n(row.changed_rows.begin(), row.changed, true);
+  }
+  return rows;
 }
 
 TEST(PredictedReadsTest, FollowsTheRuleStepByStep) {
   const ReadShape shape{1, 2, 1};
   const ReuseMask all{{true, true}};
-  const auto read = [&](int64_t tau) {
-    return predicted_reads(two_blocks(), tau, all, shape).total_read();
+  const auto read = [&](double tau, ReuseCount count) {
+    return predicted_reads(two_blocks(), {tau, count}, all, shape).total_read();
   };
   // Denoising steps read 4 * 8 + 2 * 12 = 56 keys densely; a first step always reads.
-  EXPECT_EQ(predicted_reads(two_blocks(), 1, all, shape).total_rows(), 56);
-  EXPECT_EQ(read(1), 48);  // only the step with M = 0
-  EXPECT_EQ(read(2), 40);  // and M = 1
-  EXPECT_EQ(read(3), 28);  // and M = 2, in the second block
-  EXPECT_EQ(read(4), 20);  // and M = 3: the two first steps remain
-  EXPECT_EQ(read(100), 20);
-  EXPECT_EQ(predicted_reads(two_blocks(), 2, all, shape).commit_rows, 20);
+  EXPECT_EQ(predicted_reads(two_blocks(), {1}, all, shape).total_rows(), 56);
+  EXPECT_EQ(read(1, ReuseCount::step), 48);  // only the step with M = 0
+  EXPECT_EQ(read(2, ReuseCount::step), 40);  // and M = 1
+  EXPECT_EQ(read(3, ReuseCount::step), 28);  // and M = 2, in the second block
+  EXPECT_EQ(read(4, ReuseCount::step), 20);  // and M = 3: the two first steps remain
+  EXPECT_EQ(read(100, ReuseCount::step), 20);
+  // Tokens since the last read: 1, then 4 if step 2 reused or else 3, then 0 after a read.
+  EXPECT_EQ(read(1, ReuseCount::since_read), 48);
+  EXPECT_EQ(read(2, ReuseCount::since_read), 40);
+  EXPECT_EQ(read(3, ReuseCount::since_read), 28);
+  EXPECT_EQ(read(4, ReuseCount::since_read), 28);  // 1 + 3 tokens at step 3: it reads
+  EXPECT_EQ(read(5, ReuseCount::since_read), 20);
+  EXPECT_EQ(predicted_reads(two_blocks(), {2}, all, shape).commit_rows, 20);
+}
+
+TEST(PredictedReadsTest, ReadsOnlyChangedRowsIfAsked) {
+  const ReadShape shape{1, 1, 1};
+  const auto reads = [&](double tau) {
+    const ReuseRule rule{tau, ReuseCount::since_read, ReuseRefresh::rows};
+    return predicted_reads(two_blocks(), rule, {{true}}, shape);
+  };
+  // Two first steps with 16 rows; then 1 row, 3 rows, none; 2 rows.
+  EXPECT_EQ(reads(1).products[0] - reads(1).products_skipped[0],
+            8 * (16 + 1 + 3) + 12 * (16 + 2));
+  EXPECT_EQ(reads(1).total_read(), 48);
+  // Step 2 reuses; step 3 reads the 3 rows that both steps changed.
+  EXPECT_EQ(reads(2).products[0] - reads(2).products_skipped[0], 8 * (16 + 3) + 12 * (16 + 2));
+  EXPECT_EQ(reads(2).total_read(), 40);
+  EXPECT_EQ(reads(9).products[0] - reads(9).products_skipped[0], 8 * 16 + 12 * 16);
+}
+
+TEST(PredictedReadsTest, CountsTokensDecidedAsMaskAgain) {
+  std::vector<PassRow> rows = two_blocks();
+  rows[3].decided = 2;  // step 3 decided two tokens as [MASK]: M of step 4 is 0
+  const auto read = [&](ReuseCount count) {
+    return predicted_reads(rows, {2, count}, {{true}}, {1, 1, 1}).total_read();
+  };
+  EXPECT_EQ(read(ReuseCount::step), 40);
+  EXPECT_EQ(read(ReuseCount::since_read), 48);
 }
 
 TEST(PredictedReadsTest, AKvHeadIsReadUnlessItsWholeGroupReuses) {
   const ReadShape shape{2, 4, 2};
   const ReuseMask mask{{true, true, true, false}, {false, false, true, true}};
-  const ExternalReads reads = predicted_reads(two_blocks(), 4, mask, shape);
+  const ExternalReads reads = predicted_reads(two_blocks(), {4, ReuseCount::step}, mask, shape);
   EXPECT_EQ(reads.rows, (std::vector<int64_t>{56, 56, 56, 56}));
   EXPECT_EQ(reads.rows_read, (std::vector<int64_t>{20, 56, 56, 20}));
-  EXPECT_EQ(reads.head_skipped, (std::vector<int64_t>{36, 36, 36, 0, 0, 0, 36, 36}));
+  EXPECT_EQ(reads.products_skipped,
+            (std::vector<int64_t>{36 * 16, 36 * 16, 36 * 16, 0, 0, 0, 36 * 16, 36 * 16}));
   EXPECT_DOUBLE_EQ(reads.saving(), 72.0 / 224.0);
   EXPECT_DOUBLE_EQ(reads.saving_with_commits(), 72.0 / (224.0 + 4 * 20.0));
   // FLOPs belong to query heads: 5 of 8 heads skip 36 of 56 keys, 4 * B * D each.
-  EXPECT_DOUBLE_EQ(reads.flops(16, 48), 4.0 * 16 * 48 * 8 * 56);
-  EXPECT_DOUBLE_EQ(reads.flops_avoided(16, 48), 4.0 * 16 * 48 * 5 * 36);
+  EXPECT_DOUBLE_EQ(reads.flops(48), 4.0 * 16 * 48 * 8 * 56);
+  EXPECT_DOUBLE_EQ(reads.flops_avoided(48), 4.0 * 16 * 48 * 5 * 36);
 }
 
 TEST(PredictedReadsTest, NoRowsNoSaving) {
-  const ExternalReads reads = predicted_reads({}, 2, {{true}}, {1, 1, 1});
+  const ExternalReads reads = predicted_reads({}, {2}, {{true}}, {1, 1, 1});
   EXPECT_EQ(reads.total_rows(), 0);
   EXPECT_DOUBLE_EQ(reads.saving(), 0.0);
   EXPECT_DOUBLE_EQ(reads.saving_with_commits(), 0.0);
