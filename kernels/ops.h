@@ -57,7 +57,8 @@ struct ExternalWeights {
 // How the weights of a pass are spread over the keys that it reads: its external and its internal
 // keys, without a residual. A weight is exp(q . k * scale - L), with L over all these keys. Every
 // value is the mean over the T queries. Without a key, an entropy and a weight are 0. Heads that
-// reuse an earlier external pair have NaN everywhere but at [1] of entropy and largest.
+// reuse an earlier external pair, in any row, have NaN everywhere but at [1] of entropy and
+// largest.
 struct WeightSpread {
   // The question. Range r of sequence s holds the external keys [ends[s][r - 1], ends[s][r]), from
   // 0 on. [S][R], never falling, at most ext_len[s].
@@ -94,16 +95,22 @@ struct SourcedAttention : SplitAttention {
 
 // split_attention in which some query heads take their external pair from an earlier step
 // (FlashBlock, section 4.2). These heads cost O(T * T_in). A KV head's prefix is read only if one
-// of its query heads needs it; else its keys_read is 0. With an all-false mask, the result equals
+// of its rows needs it; else its keys_read is 0. With an all-false mask, the result equals
 // split_attention bit for bit.
-//   cached_external [S, H, T, D] and cached_lse [S, H, T], float32 (may be undefined if no head
-//   reuses); reuse_mask [H] or [S, H] bool on the CPU.
+//   cached_external [S, H, T, D] and cached_lse [S, H, T], float32 (may be undefined if no row
+//   takes it); reuse_mask [H] or [S, H] bool on the CPU. refresh_rows [S, T] bool on the CPU (may
+//   be undefined: none): in the heads that reuse, these queries compute their external pair from
+//   the whole prefix, too. The returned external pair is then the cached one, updated in these
+//   rows. The cost of the prefix is that of the rows that read it, and a row's result doesn't
+//   depend on the other rows. With all rows, the result equals split_attention bit for bit.
+//   `spread` knows a head that reuses only if all its rows are read.
 SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                  const at::Tensor& v_ext, const at::Tensor& ext_len,
                                  const at::Tensor& k_in, const at::Tensor& v_in,
                                  const at::Tensor& cached_external, const at::Tensor& cached_lse,
                                  const at::Tensor& reuse_mask, double scale,
-                                 WeightSpread* spread = nullptr);
+                                 WeightSpread* spread = nullptr,
+                                 const at::Tensor& refresh_rows = {});
 
 // split_attention over a selection of the external keys (MAGE, algorithm 1, phase 2). Every query
 // of a KV head sees the keys of its set and all internal keys. Nothing else is read.

@@ -154,6 +154,30 @@ std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
   return std::vector<bool>(data, data + flags.numel());
 }
 
+std::vector<bool> check_refresh_rows(const char* op, const at::Tensor& rows,
+                                     const AttentionSizes& sizes) {
+  if (!rows.defined()) return {};
+  check_cpu(op, "refresh_rows", rows, at::kBool);
+  check_shape(op, "refresh_rows", rows, {sizes.sequences, sizes.queries});
+  const at::Tensor flags = rows.contiguous();
+  const bool* const data = flags.const_data_ptr<bool>();
+  const bool* const end = data + flags.numel();
+  if (std::find(data, end, true) == end) return {};
+  return std::vector<bool>(data, end);
+}
+
+bool takes_cached(const std::vector<bool>& reuse, const std::vector<bool>& refresh,
+                  const AttentionSizes& sizes) {
+  for (int64_t s = 0; s < sizes.sequences; ++s) {
+    const auto heads = reuse.begin() + s * sizes.heads;
+    if (std::find(heads, heads + sizes.heads, true) == heads + sizes.heads) continue;
+    if (refresh.empty()) return true;
+    const auto rows = refresh.begin() + s * sizes.queries;
+    if (std::find(rows, rows + sizes.queries, false) != rows + sizes.queries) return true;
+  }
+  return false;
+}
+
 void check_merge_parts(const char* op, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& lses) {
   TORCH_CHECK(!outputs.empty() && outputs.size() == lses.size(), op,

@@ -62,6 +62,15 @@ AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const 
 std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
                                    const AttentionSizes& sizes);
 
+// Checks reuse_attention's refresh_rows, [S, T] bool on the CPU, and returns flags [S * T]; empty
+// if it is undefined or has no row.
+std::vector<bool> check_refresh_rows(const char* op, const at::Tensor& rows,
+                                     const AttentionSizes& sizes);
+
+// Whether a row of a head that reuses takes the cached pair, from the flags of the two functions.
+bool takes_cached(const std::vector<bool>& reuse, const std::vector<bool>& refresh,
+                  const AttentionSizes& sizes);
+
 // Checks merge_attention's parts, which must be on the device of the first.
 void check_merge_parts(const char* op, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& lses);

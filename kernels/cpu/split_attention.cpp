@@ -37,18 +37,19 @@ SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                  const at::Tensor& v_ext, const at::Tensor& ext_len,
                                  const at::Tensor& k_in, const at::Tensor& v_in,
                                  const at::Tensor& cached_external, const at::Tensor& cached_lse,
-                                 const at::Tensor& reuse_mask, double scale, WeightSpread* spread) {
+                                 const at::Tensor& reuse_mask, double scale, WeightSpread* spread,
+                                 const at::Tensor& refresh_rows) {
   if (const DeviceScope device{q}) {
     return device.run(reuse_attention_on, fallback::reuse_attention, q, k_ext, v_ext, ext_len, k_in,
-                      v_in, cached_external, cached_lse, reuse_mask, scale, spread);
+                      v_in, cached_external, cached_lse, reuse_mask, scale, spread, refresh_rows);
   }
   const AttentionSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kReuse, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
   ExternalSource source;
   source.reuse = check_reuse_mask(kReuse, reuse_mask, sizes);
-  bool any = false;
-  for (const bool flag : source.reuse) any = any || flag;
+  source.refresh = check_refresh_rows(kReuse, refresh_rows, sizes);
+  const bool any = takes_cached(source.reuse, source.refresh, sizes);
   if (any || cached_external.defined()) {
     check_cpu(kReuse, "cached_external", cached_external, at::kFloat);
     check_shape(kReuse, "cached_external", cached_external, q.sizes());
@@ -80,21 +81,23 @@ TORCH_LIBRARY_FRAGMENT(blockscope, m) {
   define_operator(
       m,
       "reuse_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
-      "Tensor v_in, Tensor cached_external, Tensor cached_lse, Tensor reuse_mask, float scale) -> "
-      "(Tensor out, Tensor external, Tensor lse_external, Tensor internal, Tensor lse_internal, "
-      "Tensor keys_read)",
+      "Tensor v_in, Tensor cached_external, Tensor cached_lse, Tensor reuse_mask, float scale, "
+      "Tensor? refresh_rows=None) -> (Tensor out, Tensor external, Tensor lse_external, "
+      "Tensor internal, Tensor lse_internal, Tensor keys_read)",
       [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& v_ext,
          const at::Tensor& ext_len, const at::Tensor& k_in, const at::Tensor& v_in,
          const at::Tensor& cached_external, const at::Tensor& cached_lse,
-         const at::Tensor& reuse_mask, double scale) {
-        const SourcedAttention r = reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in,
-                                                   cached_external, cached_lse, reuse_mask, scale);
+         const at::Tensor& reuse_mask, double scale, const OptionalTensor& refresh_rows) {
+        const SourcedAttention r =
+            reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external, cached_lse,
+                            reuse_mask, scale, nullptr, refresh_rows.value_or(at::Tensor()));
         return std::tuple(r.out.contiguous(), r.external, r.lse_external, r.internal,
                           r.lse_internal, r.keys_read);
       },
       [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor&, const at::Tensor&,
          const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-         const at::Tensor&, double) { return meta::sourced_sides(q, k_ext); });
+         const at::Tensor&, double,
+         const OptionalTensor&) { return meta::sourced_sides(q, k_ext); });
 }
 
 }  // namespace blockscope

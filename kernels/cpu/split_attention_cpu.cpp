@@ -1,5 +1,5 @@
-// One pass over the keys. A task has up to kMaxRows query rows of one KV head (the query heads that
-// need the prefix, times the query tokens) and one chunk of external keys. It leaves an unfinished
+// One pass over the keys. A task has up to kMaxRows query rows of one KV head (those that need the
+// prefix) and one chunk of external keys. It leaves an unfinished
 // state per row. Other tasks do the internal keys with their own accumulators. The thread that ends
 // the last task of a KV head merges its chunk states, in the order of the keys, into the external
 // pair. It then merges the external and internal pairs into `out`.
@@ -28,8 +28,8 @@ constexpr int64_t kMaxPartialFloats = int64_t{1} << 24;
 struct PrefixJob {
   int64_t sequence = 0;
   int64_t kv_head = 0;
-  std::vector<int64_t> heads;          // query heads that read the prefix
-  int64_t num_rows = 0;                // heads.size() * T, row = position in heads * T + t
+  std::vector<int64_t> rows;           // rows g * T + t that read the prefix, ascending
+  int64_t num_rows = 0;                // rows.size()
   int64_t length = 0;                  // number of external keys that it reads
   const int32_t* positions = nullptr;  // [length], ascending; null: keys 0 .. length - 1
   int64_t chunk = 0;                   // keys per chunk
@@ -119,6 +119,11 @@ class SplitAttentionRun {
     return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
   }
 
+  /// Among the job's rows, the first from row `in_group` of the group on.
+  static int64_t first_row_at(const PrefixJob& job, int64_t in_group) {
+    return std::lower_bound(job.rows.begin(), job.rows.end(), in_group) - job.rows.begin();
+  }
+
   int64_t output_row(int64_t sequence, int64_t head, int64_t t) const {
     return (sequence * sizes_.heads + head) * sizes_.queries + t;
   }
@@ -177,10 +182,10 @@ class SplitAttentionRun {
     internal.chunks.push_back({states, states + rows, states + 2 * rows, states + 3 * rows, 0,
                                std::ssize(of_job.internal.tiles)});
     SideStates external;
-    const auto found = std::find(job.heads.begin(), job.heads.end(), head);
-    if (found != job.heads.end()) {
+    const int64_t first_row = first_row_at(job, in_group);
+    if (first_row_at(job, in_group + sizes_.queries) - first_row == sizes_.queries) {
       external.copies = &of_job.external;
-      external.first_row = (found - job.heads.begin()) * sizes_.queries;
+      external.first_row = first_row;
       external.num_keys = job.length;
       external.lse = lse_external_ + target;
       for (int64_t chunk = 0; chunk < job.num_chunks; ++chunk) {
@@ -197,8 +202,9 @@ class SplitAttentionRun {
   void attend_chunk(const PrefixJob& job, const SplitTask& task) {
     RowTile tile(kernels_, element_, task.row_end - task.row_begin, sizes_.dim);
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const int64_t head = job.heads[static_cast<size_t>(row / sizes_.queries)];
-      tile.set_query(row - task.row_begin, q_.at(job.sequence, head, row % sizes_.queries));
+      const int64_t in_group = job.rows[static_cast<size_t>(row)];
+      const int64_t head = job.kv_head * sizes_.group + in_group / sizes_.queries;
+      tile.set_query(row - task.row_begin, q_.at(job.sequence, head, in_group % sizes_.queries));
     }
     const KeyRange keys = key_range(k_ext_, v_ext_, job.sequence, job.kv_head);
     const int64_t begin = task.chunk * job.chunk;
@@ -287,23 +293,24 @@ class SplitAttentionRun {
   /// lse (may be null) receives that of the external and the internal keys, [T].
   void finish_head(const PrefixJob& job, int64_t head, float* lse) {
     const int64_t dim = sizes_.dim;
-    const auto found = std::find(job.heads.begin(), job.heads.end(), head);
+    const int64_t in_group = (head - job.kv_head * sizes_.group) * sizes_.queries;
+    int64_t row = first_row_at(job, in_group);  // the next one that reads the prefix
     std::vector<AttentionPart> chunks(static_cast<size_t>(job.num_chunks));
     std::vector<float> merged(static_cast<size_t>(dim));
     for (int64_t t = 0; t < sizes_.queries; ++t) {
       const int64_t target = output_row(job.sequence, head, t);
       float* external = external_ + target * dim;
-      if (found == job.heads.end()) {
+      if (row == job.num_rows || job.rows[static_cast<size_t>(row)] != in_group + t) {
         std::copy_n(cached_external_ + target * dim, dim, external);
         lse_external_[target] = cached_lse_[target];
       } else {
-        const int64_t row = (found - job.heads.begin()) * sizes_.queries + t;
         for (int64_t chunk = 0; chunk < job.num_chunks; ++chunk) {
           const int64_t slot = job.first_slot + chunk * job.num_rows + row;
           chunks[static_cast<size_t>(chunk)] = {partial_output_ + slot * dim, partial_max_[slot],
                                                 partial_sum_[slot]};
         }
         lse_external_[target] = merge_parts(chunks.data(), job.num_chunks, dim, external);
+        ++row;
       }
       AttentionPart parts[3] = {{external, lse_external_[target], 1.0f},
                                 {internal_ + target * dim, lse_internal_[target], 1.0f}};
@@ -314,8 +321,8 @@ class SplitAttentionRun {
       const float all = merge_parts(parts, residual_ != nullptr ? 3 : 2, dim, merged.data());
       if (lse != nullptr && residual_ == nullptr) lse[t] = all;
       // [S, T, H, D], because the output projection takes a token's heads together.
-      const int64_t row = (job.sequence * sizes_.queries + t) * sizes_.heads + head;
-      store_rounded(merged.data(), dim, element_, out_, row * dim);
+      const int64_t token_head = (job.sequence * sizes_.queries + t) * sizes_.heads + head;
+      store_rounded(merged.data(), dim, element_, out_, token_head * dim);
     }
   }
 
@@ -354,11 +361,18 @@ PrefixJob make_job(const AttentionSizes& sizes, int64_t sequence, int64_t kv_hea
   PrefixJob job;
   job.sequence = sequence;
   job.kv_head = kv_head;
-  for (int64_t head = kv_head * sizes.group; head < (kv_head + 1) * sizes.group; ++head) {
-    const bool reuses =
-        !source.reuse.empty() && source.reuse[static_cast<size_t>(sequence * sizes.heads + head)];
-    if (!reuses) job.heads.push_back(head);
+  bool reads = false;
+  for (int64_t g = 0; g < sizes.group; ++g) {
+    const int64_t head = sequence * sizes.heads + kv_head * sizes.group + g;
+    const bool reuses = !source.reuse.empty() && source.reuse[static_cast<size_t>(head)];
+    reads = reads || !reuses;
+    for (int64_t t = 0; t < sizes.queries; ++t) {
+      const bool refreshes = !source.refresh.empty() &&
+                             source.refresh[static_cast<size_t>(sequence * sizes.queries + t)];
+      if (!reuses || refreshes) job.rows.push_back(g * sizes.queries + t);
+    }
   }
+  job.num_rows = std::ssize(job.rows);
   if (!source.sets.empty()) {
     const KeySet& set = source.sets[static_cast<size_t>(sequence * sizes.kv_heads + kv_head)];
     if (!set.all) {
@@ -366,8 +380,7 @@ PrefixJob make_job(const AttentionSizes& sizes, int64_t sequence, int64_t kv_hea
       length = static_cast<int64_t>(set.positions.size());
     }
   }
-  job.num_rows = static_cast<int64_t>(job.heads.size()) * sizes.queries;
-  job.length = job.heads.empty() ? 0 : length;
+  job.length = reads || job.num_rows > 0 ? length : 0;
   job.chunk = keys_per_chunk(job.length);
   job.num_chunks = (job.length + job.chunk - 1) / job.chunk;
   return job;

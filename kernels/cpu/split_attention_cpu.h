@@ -20,7 +20,8 @@ struct KeySet {
 // The source of the external pair.
 struct ExternalSource {
   std::vector<bool> reuse;     // [S * H]: heads that take the cached pair; empty: no head does
-  at::Tensor cached_external;  // [S, H, T, D] float32 contiguous; undefined if no head reuses
+  std::vector<bool> refresh;   // [S * T]: rows that read the prefix in these heads too; empty: none
+  at::Tensor cached_external;  // [S, H, T, D] float32 contiguous; undefined if no row takes it
   at::Tensor cached_lse;       // [S, H, T]
   std::vector<KeySet> sets;    // [S * K]; empty: every KV head reads its whole prefix
   at::Tensor residual;         // [S, H, T, D] float32 contiguous: a third part of `out`, for keys

@@ -1,5 +1,6 @@
 // split_attention and related operators on a device.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -26,7 +27,9 @@ constexpr const char* kUnselected = "unselected_attention";
 // Sources of the external pairs other than the whole prefix: members of SplitCall as contiguous
 // tensors on the device. Undefined if the call has none.
 struct DeviceSource {
-  at::Tensor reuse;  // [S, H] bool
+  at::Tensor reuse;    // [S, H] bool
+  at::Tensor refresh;  // [S, T] bool
+  at::Tensor rows;     // [S, K, 1 + G * T] int32
   at::Tensor cached_external;
   at::Tensor cached_lse;
   at::Tensor positions;  // [S, K, capacity] int32
@@ -90,6 +93,28 @@ at::Tensor kept_flags(const at::Tensor& mask, at::Device device) {
   return copy;
 }
 
+// SplitCall::rows on the CPU.
+at::Tensor rows_that_read(const std::vector<bool>& reuse, const std::vector<bool>& refresh,
+                          const AttentionSizes& sizes) {
+  const int64_t width = 1 + sizes.group * sizes.queries;
+  at::Tensor rows = at::zeros({sizes.sequences, sizes.kv_heads, width}, at::kInt);
+  int32_t* to = rows.mutable_data_ptr<int32_t>();
+  for (int64_t s = 0; s < sizes.sequences; ++s) {
+    for (int64_t head = 0; head < sizes.heads; ++head) {
+      const int64_t in_group = head % sizes.group;
+      int32_t* const list = to + (s * sizes.kv_heads + head / sizes.group) * width;
+      for (int64_t t = 0; t < sizes.queries; ++t) {
+        if (reuse[static_cast<size_t>(s * sizes.heads + head)] &&
+            !refresh[static_cast<size_t>(s * sizes.queries + t)]) {
+          continue;
+        }
+        list[++list[0]] = static_cast<int32_t>(in_group * sizes.queries + t);
+      }
+    }
+  }
+  return rows;
+}
+
 // The call for sequences [first, first + count), without workspace.
 SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
                     const SourcedAttention& result, int64_t first, int64_t count) {
@@ -119,6 +144,8 @@ SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
   call.lse_internal = from_sequence<float>(result.lse_internal, first);
   call.keys_read = from_sequence<int64_t>(result.keys_read, first);
   call.reuse = from_sequence<bool>(source.reuse, first);
+  call.refresh = from_sequence<bool>(source.refresh, first);
+  call.rows = from_sequence<int32_t>(source.rows, first);
   call.cached_external = from_sequence<float>(source.cached_external, first);
   call.cached_lse = from_sequence<float>(source.cached_lse, first);
   call.positions = from_sequence<int32_t>(source.positions, first);
@@ -297,15 +324,21 @@ SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& 
                                     const at::Tensor& ext_len, const at::Tensor& k_in,
                                     const at::Tensor& v_in, const at::Tensor& cached_external,
                                     const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
-                                    double scale, WeightSpread* spread) {
+                                    double scale, WeightSpread* spread,
+                                    const at::Tensor& refresh_rows) {
   const Arguments arguments = check_arguments(kReuse, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   const AttentionSizes& sizes = arguments.sizes;
   const std::vector<bool> flags = check_reuse_mask(kReuse, reuse_mask, sizes);
-  const bool any = std::find(flags.begin(), flags.end(), true) != flags.end();
+  const std::vector<bool> refresh = check_refresh_rows(kReuse, refresh_rows, sizes);
+  const bool any = takes_cached(flags, refresh, sizes);
   DeviceSource source;
-  if (any) {
+  if (std::find(flags.begin(), flags.end(), true) != flags.end()) {
     source.reuse =
         kept_flags(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());
+    if (!refresh.empty()) {
+      source.refresh = copied_to(refresh_rows.contiguous(), q.device());
+      source.rows = copied_to(rows_that_read(flags, refresh, sizes), q.device());
+    }
   }
   if (any || cached_external.defined()) {
     check_tensor(kReuse, "cached_external", cached_external, at::kFloat, q.device());

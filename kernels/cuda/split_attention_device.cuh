@@ -15,9 +15,11 @@ namespace blockscope::BLOCKSCOPE_BACKEND {
 struct Place {
   int sequence;
   int kv_head;
-  int first_row;  // among the KV head's G * T rows
-  int num_rows;   // rows of the KV head
-  int64_t state;  // index of the state of row 0
+  int first_row;         // among the KV head's G * T rows
+  int num_rows;          // rows of the KV head
+  int end_row;           // of those that this chunk's blocks take, in order
+  int64_t state;         // index of the state of row 0
+  const int32_t* order;  // the rows in order; null: all rows
 };
 
 __device__ __forceinline__ Place place_of(const SplitCall& call, int rows_per_tile) {
@@ -29,7 +31,20 @@ __device__ __forceinline__ Place place_of(const SplitCall& call, int rows_per_ti
   place.first_row = static_cast<int>(blockIdx.y) % tiles * rows_per_tile;
   const int64_t head = static_cast<int64_t>(place.sequence) * call.kv_heads + place.kv_head;
   place.state = (head * (call.max_chunks + 1) + blockIdx.x) * place.num_rows;
+  place.end_row = place.num_rows;
+  place.order = nullptr;
+  if (call.rows != nullptr && static_cast<int>(blockIdx.x) < call.max_chunks) {
+    const int32_t* rows = reading_rows(call, place.sequence, place.kv_head);
+    place.end_row = rows[0];
+    place.order = rows + 1;
+  }
   return place;
+}
+
+// The row of the KV head that the block has as its row `row`.
+__device__ __forceinline__ int row_of(const Place& place, int row) {
+  const int at = place.first_row + row;
+  return place.order == nullptr ? at : place.order[at];
 }
 
 // The query of a row of a KV head.
@@ -46,12 +61,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
   using Scalar = typename Shape::Scalar;
   const Place place = place_of(call, Shape::kRows);
   const KeySpan<Scalar> span = span_of<Scalar>(call, place.sequence, place.kv_head);
-  if (span.begin >= span.end) return;
+  if (span.begin >= span.end || place.first_row >= place.end_row) return;
   if (threadIdx.x == 0) {
     *reinterpret_cast<KeySpan<Scalar>*>(dynamic_shared() + Shape::kSpanOffset) = span;
   }
   const bool aligned = is_aligned<Scalar>(call.q);
-  const int rows = place.num_rows - place.first_row;
+  const int rows = place.end_row - place.first_row;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < Shape::kRows * Shape::kPieces;
        i += Shape::kThreads) {
@@ -59,8 +74,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
     const int piece = i % Shape::kPieces;
     const bool present = row < rows;
     copy_piece(dynamic_shared() + piece_at<Shape>(row, piece),
-               query_of<Scalar>(call, place, present ? place.first_row + row : 0), piece * 8,
-               call.dim, present, aligned);
+               query_of<Scalar>(call, place, present ? row_of(place, row) : 0), piece * 8, call.dim,
+               present, aligned);
   }
   __syncthreads();  // all threads see the span
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows;
@@ -81,7 +96,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int row = warp_row + t * 16 + half * 8 + lane / 4;
       if (row >= rows) continue;
-      const int64_t index = place.state + place.first_row + row;
+      const int64_t index = place.state + row_of(place, row);
       float* output = call.states + index * Shape::kDim + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < Shape::kDim / 8; ++n) {
@@ -102,14 +117,14 @@ __global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
   using Tile = FloatTile<kDim>;
   const Place place = place_of(call, Tile::kRows);
   const KeySpan<float> span = span_of<float>(call, place.sequence, place.kv_head);
-  if (span.begin >= span.end) return;
-  const int rows = place.num_rows - place.first_row;
+  if (span.begin >= span.end || place.first_row >= place.end_row) return;
+  const int rows = place.end_row - place.first_row;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * kDim; i += Tile::kThreads) {
     const int row = i / kDim;
     const int column = i % kDim;
     Tile::queries()[i] = row < rows && column < call.dim
-                             ? query_of<float>(call, place, place.first_row + row)[column]
+                             ? query_of<float>(call, place, row_of(place, row))[column]
                              : 0.0f;
   }
   FloatState<kDim> state;
@@ -121,7 +136,7 @@ __global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
   for (int r = 0; r < Tile::kWarpRows; ++r) {
     const int row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows + r;
     if (row >= rows) continue;
-    const int64_t index = place.state + place.first_row + row;
+    const int64_t index = place.state + row_of(place, row);
 #pragma unroll
     for (int n = 0; n < kDim / 32; ++n) {
       call.states[index * kDim + n * 32 + lane] = state.output[r][n];
@@ -190,7 +205,10 @@ __global__ void __launch_bounds__(128, 8) split_merge(const __grid_constant__ Sp
   const int length = prefix_length(call, sequence, head / call.group);
   float parts[3][kDim / 32];
   float lses[3];
-  if (call.reuse != nullptr && call.reuse[static_cast<int64_t>(sequence) * call.heads + head]) {
+  const bool refreshed =
+      call.refresh != nullptr && call.refresh[static_cast<int64_t>(sequence) * call.queries + t];
+  if (!refreshed && call.reuse != nullptr &&
+      call.reuse[static_cast<int64_t>(sequence) * call.heads + head]) {
     load_row<kDim>(call.cached_external + row * call.dim, call.dim, parts[0]);
     lses[0] = call.cached_lse[row];
   } else {

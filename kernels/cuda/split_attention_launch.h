@@ -57,10 +57,16 @@ struct SplitCall {
   float* lse_internal = nullptr;
 
   // For reuse_attention, else null: [S, H], whether a head takes its external pair from
-  // `cached_...`. A KV head's prefix is not read if all its query heads do.
+  // `cached_...`. A KV head's prefix is not read if all its rows do.
   const bool* reuse = nullptr;
   const float* cached_external = nullptr;  // [S, H, T, D]
   const float* cached_lse = nullptr;       // [S, H, T]
+
+  // For refresh_rows of reuse_attention, else null: [S, T], the rows that read the prefix in heads
+  // that reuse, too; and [S, K, 1 + G * T], how many rows of a KV head read it, then these rows,
+  // ascending.
+  const bool* refresh = nullptr;
+  const int32_t* rows = nullptr;
 
   // For gather_attention, else null: KV head i reads counts[i] external keys, at the ascending
   // positions positions[i * capacity ...]. A negative count: all keys of the sequence.

@@ -6,6 +6,13 @@
 
 namespace blockscope::BLOCKSCOPE_BACKEND {
 
+// With refresh_rows: how many rows of a KV head read its prefix, then these rows.
+__device__ __forceinline__ const int32_t* reading_rows(const SplitCall& call, int sequence,
+                                                       int kv_head) {
+  const int64_t head = static_cast<int64_t>(sequence) * call.kv_heads + kv_head;
+  return call.rows + head * (1 + call.group * call.queries);
+}
+
 // The external keys that a KV head reads.
 __device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence, int kv_head) {
   int length = call.lengths[sequence];
@@ -14,6 +21,7 @@ __device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence
     if (count >= 0) length = count;
   }
   if (call.reuse == nullptr) return length;
+  if (call.rows != nullptr) return reading_rows(call, sequence, kv_head)[0] > 0 ? length : 0;
   const bool* reuse = call.reuse + static_cast<int64_t>(sequence) * call.heads +
                       static_cast<int64_t>(kv_head) * call.group;
   for (int g = 0; g < call.group; ++g) {

@@ -151,6 +151,19 @@ Tensor marks_of(const Tensor& index, int64_t length) {
   return marks.narrow(1, 0, length);
 }
 
+/// `pair` [H, T, D], [H, T] with attention over the prefix in the rows [T] of all heads.
+Part with_fresh_rows(const Part& pair, const Sequence& of, const Tensor& rows) {
+  const Tensor at = beside(rows.nonzero().squeeze(-1), of.q);
+  if (at.numel() == 0) return pair;
+  const Tensor q = of.q.reshape({of.q.size(0), -1, of.rows[1], of.rows[2]})
+                       .index_select(2, at)
+                       .reshape({of.q.size(0), -1, of.rows[2]});
+  const Part fresh = in_heads(
+      attend(q, of.key.narrow(1, 0, of.length), of.value.narrow(1, 0, of.length), of.scale),
+      {of.rows[0], at.numel(), of.rows[2]});
+  return {pair.out.index_copy(1, at, fresh.out), pair.lse.index_copy(1, at, fresh.lse)};
+}
+
 Part over_set(const Sequence& of, const Tensor& index) {
   if (of.length == 0 || index.size(1) == 0) {
     return in_heads(attend(of.q, of.key.narrow(1, 0, 0), of.value.narrow(1, 0, 0), of.scale),
@@ -200,26 +213,31 @@ SplitAttention split_attention(const Tensor& q, const Tensor& k_ext, const Tenso
 SourcedAttention reuse_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
                                  const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in,
                                  const Tensor& cached_external, const Tensor& cached_lse,
-                                 const Tensor& reuse_mask, double scale, WeightSpread* spread) {
+                                 const Tensor& reuse_mask, double scale, WeightSpread* spread,
+                                 const Tensor& refresh_rows) {
   const Sequences sequences(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   const int64_t kv_heads = k_ext.size(1);
   const Tensor mask = reuse_mask.expand({q.size(0), q.size(1)});
   const Tensor whole_groups = mask.reshape({q.size(0), kv_heads, -1}).all(-1);  // on the CPU
-  const Tensor keys_read = ext_len.unsqueeze(1) * ~whole_groups;
-  const Tensor reused = beside(mask.contiguous(), q);
+  const Tensor rows =
+      refresh_rows.defined() ? refresh_rows : at::zeros({q.size(0), q.size(2)}, mask.options());
+  const Tensor keys_read =
+      ext_len.unsqueeze(1) * whole_groups.logical_and(~rows.any(-1, true)).logical_not();
+  const Tensor reused = mask.unsqueeze(-1).logical_and(~rows.unsqueeze(1));  // [S, H, T]
+  const Tensor taken = beside(reused, q);
   Sides sides;
   for (int64_t s = 0; s < sequences.count(); ++s) {
     const Sequence one = sequences.at(s);
-    const bool all = whole_groups.select(0, s).all().item<bool>();
-    const bool any = mask.select(0, s).any().item<bool>();
+    const bool any = reused.select(0, s).any().item<bool>();
+    const bool all = any && whole_groups.select(0, s).all().item<bool>();
     Part external;
     if (!all) external = one.external();
     if (any) {
       const Part cached{cached_external.select(0, s), cached_lse.select(0, s)};
-      const Tensor heads = reused.select(0, s).unsqueeze(-1);
-      external = all ? cached
-                     : Part{at::where(heads.unsqueeze(-1), cached.out, external.out),
-                            at::where(heads, cached.lse, external.lse)};
+      const Tensor here = taken.select(0, s);
+      external = all ? with_fresh_rows(cached, one, rows.select(0, s))
+                     : Part{at::where(here.unsqueeze(-1), cached.out, external.out),
+                            at::where(here, cached.lse, external.lse)};
     }
     const Part internal = one.internal();
     sides.add(external, internal, merge({external, internal}));
@@ -227,7 +245,7 @@ SourcedAttention reuse_attention(const Tensor& q, const Tensor& k_ext, const Ten
   SourcedAttention result = sides.result<SourcedAttention>(q.scalar_type());
   result.keys_read = beside(keys_read, q);
   if (spread != nullptr) {
-    fill_spread(q, k_ext, ext_len, k_in, scale, {.reused = reuse_mask}, *spread);
+    fill_spread(q, k_ext, ext_len, k_in, scale, {.reused = reused.any(-1)}, *spread);
   }
   return result;
 }

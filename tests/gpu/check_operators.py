@@ -139,16 +139,21 @@ def check_reuse(ops, rng, dtype, worst):
     cached = torch.randn(count, case.heads, case.queries, case.dim, device=DEVICE)
     cached_lse = torch.randn(count, case.heads, case.queries, device=DEVICE) * 4.0
     mask = torch.rand(count, case.heads) < rng.choice([0.0, 0.5, 0.9, 1.0])
+    rows = torch.rand(count, case.queries) < rng.choice([0.0, 0.1, 0.5, 1.0])
+    refresh = rng.choice([None, rows])
+    taken = mask.unsqueeze(-1).expand(count, case.heads, case.queries)
+    if refresh is not None:
+        taken = taken & ~rows.unsqueeze(1)
     pairs = [case.reference(s) for s in range(count)]
     group = case.heads // case.kv_heads
-    unread = mask.view(count, case.kv_heads, group).all(-1)
+    unread = taken.reshape(count, case.kv_heads, group * case.queries).all(-1)
     case.k_ext[unread.to(DEVICE)] = math.nan  # must not be read
     poison()
     got = ops.reuse_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
-                              cached, cached_lse, mask, case.scale)
+                              cached, cached_lse, mask, case.scale, refresh)
     external = []
     for s, (fresh, _) in enumerate(pairs):
-        reused = mask[s].view(-1, 1)
+        reused = taken[s]
         external.append((torch.where(reused.unsqueeze(-1), cached[s].cpu().double(), fresh[0]),
                          torch.where(reused, cached_lse[s].cpu().double(), fresh[1])))
     add_split(worst, "reuse_attention", case, got, external, [p[1] for p in pairs])

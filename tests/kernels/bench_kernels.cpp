@@ -96,6 +96,7 @@ void bench(const Shape& shape, at::ScalarType dtype, int repeats) {
 /// split_attention compared with the best of SDPA's ways without a split, from a short prefix to a
 /// long one: with grouped heads, and with the queries of a KV head folded into rows, which every
 /// key being visible allows. The limit: the products at the rate that torch multiplies matrices.
+/// Then reuse_attention in all heads, with some rows refreshed.
 void bench_length(const Shape& shape, at::ScalarType dtype, int repeats) {
   torch::manual_seed(1);
   const int64_t n = shape.external_keys;
@@ -131,6 +132,20 @@ void bench_length(const Shape& shape, at::ScalarType dtype, int repeats) {
       c10::toString(dtype), static_cast<long>(n), grouped_s * 1e3, folded_s * 1e3, ours * 1e3,
       ours / best, ours * rate / flops, rate * 1e-9,
       (reference - split.out).abs().max().item<double>());
+  const at::Tensor all_heads = torch::ones({shape.heads}, at::kBool);
+  std::printf("%-9s N %7ld  reuse_attention, rows refreshed:", c10::toString(dtype),
+              static_cast<long>(n));
+  for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{8}, b}) {
+    at::Tensor rows = torch::zeros({1, b}, at::kBool);
+    rows.slice(1, 0, count).fill_(true);
+    const double seconds = least_seconds(repeats, [&] {
+      blockscope::reuse_attention(q, k.slice(2, 0, n), v.slice(2, 0, n), ext_len, k.slice(2, n),
+                                  v.slice(2, n), split.external, split.lse_external, all_heads,
+                                  scale, nullptr, rows);
+    });
+    std::printf(" %ld %.2f ms", static_cast<long>(count), seconds * 1e3);
+  }
+  std::printf("\n");
 }
 
 /// The cost of a sparse policy at a step, compared with an exact step in the same run: reading k
@@ -231,8 +246,9 @@ int main(int argc, char** argv) {
   app.add_flag("--selection", selection,
                "Time the operators of sparse policies instead, 32 / 8 heads of 128, bf16");
   std::vector<int64_t> lengths;
-  app.add_option("--lengths", lengths,
-                 "Time split_attention alone over so many keys, 32 / 8 heads of 128, B 32")
+  app.add_option(
+         "--lengths", lengths,
+         "Time split_attention and refreshed rows over so many keys, 32 / 8 heads of 128, B 32")
       ->delimiter(',');
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(threads);

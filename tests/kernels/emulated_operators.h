@@ -45,9 +45,10 @@ inline SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k
                                         const at::Tensor& k_in, const at::Tensor& v_in,
                                         const at::Tensor& cached_external,
                                         const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
-                                        double scale, WeightSpread* spread = nullptr) {
+                                        double scale, WeightSpread* spread = nullptr,
+                                        const at::Tensor& refresh_rows = {}) {
   return reuse_attention_on(emulator(), q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
-                            cached_lse, reuse_mask, scale, spread);
+                            cached_lse, reuse_mask, scale, spread, refresh_rows);
 }
 inline SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                          const at::Tensor& v_ext, const at::Tensor& ext_len,

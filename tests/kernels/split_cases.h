@@ -43,20 +43,23 @@ inline std::vector<CaseShape> case_table() {
   return cases;
 }
 
-// What kernels/ops.h promises; `Result` has the members of SplitAttention.
+// What kernels/ops.h promises for a q of this dtype; `Result` has the members of SplitAttention.
 template <class Result>
-void expect_matches(const AttentionCase& problem, const Result& got) {
-  const SplitReference expected = split_reference(problem);
+void expect_matches(const SplitReference& expected, at::ScalarType dtype, const Result& got) {
   const double score = expected.largest_score;
   const Limits lse = {1e-10, 2e-6 * score};
   const Limits parts = {1e-10 * score * score, 2e-5 * score};
-  const double rounding = unit_roundoff(problem.q.scalar_type());
+  const double rounding = unit_roundoff(dtype);
   const Limits out = {parts.nmse + rounding * rounding, parts.largest + 6.0 * rounding};
   EXPECT_TRUE(close_to(to_doubles(got.lse_external), expected.lse_external, lse));
   EXPECT_TRUE(close_to(to_doubles(got.lse_internal), expected.lse_internal, lse));
   EXPECT_TRUE(close_to(to_doubles(got.external), expected.external, parts));
   EXPECT_TRUE(close_to(to_doubles(got.internal), expected.internal, parts));
   EXPECT_TRUE(close_to(to_doubles(got.out), expected.out, out));
+}
+template <class Result>
+void expect_matches(const AttentionCase& problem, const Result& got) {
+  expect_matches(split_reference(problem), problem.q.scalar_type(), got);
 }
 
 // NaN in a query stays in its row, NaN in a key in the rows that see it.

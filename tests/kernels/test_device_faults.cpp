@@ -92,6 +92,14 @@ const std::vector<Operator>& operators() {
          return fault_parts(reuse_attention(a.q, a.k_ext, a.v_ext, length(), a.k_in, a.v_in,
                                             a.cached, a.cached_lse, some_heads(), 0.25));
        }},
+      {"reuse_attention with rows",
+       [](const FaultArguments& a) {
+         Tensor rows = at::zeros({1, a.q.size(2)}, at::kBool);
+         rows[0].slice(0, 0, a.q.size(2), 3).fill_(true);
+         return fault_parts(reuse_attention(
+             a.q, a.k_ext, a.v_ext, length(), a.k_in, a.v_in, a.cached, a.cached_lse,
+             at::ones({a.q.size(1)}, at::kBool), 0.25, nullptr, rows));
+       }},
       {"gather_attention",
        [](const FaultArguments& a) {
          return fault_parts(
@@ -276,6 +284,11 @@ TEST(DeviceFault, MixedDevicesAreNamed) {
   expect_refusal("reuse_attention", "cached_external", [&] {
     reuse_attention(cuda.q, cuda.k_ext, cuda.v_ext, length(), cuda.k_in, cuda.v_in, cpu.cached,
                     cuda.cached_lse, some_heads(), 0.25);
+  });
+  expect_refusal("reuse_attention", "refresh_rows", [&] {
+    reuse_attention(cuda.q, cuda.k_ext, cuda.v_ext, length(), cuda.k_in, cuda.v_in, cuda.cached,
+                    cuda.cached_lse, some_heads(), 0.25, nullptr,
+                    at::ones({1, cuda.q.size(2)}, at::kBool).to(at::kCUDA));
   });
   expect_refusal("gather_attention", "index", [&] {
     gather_attention(cuda.q, cuda.k_ext, cuda.v_ext, length(), cpu.index, cuda.k_in, cuda.v_in,

@@ -124,6 +124,26 @@ TEST_P(FallbackOperators, ReuseAttention) {
   }
 }
 
+TEST_P(FallbackOperators, ReuseAttentionWithRefreshedRows) {
+  for (const std::vector<int64_t>& reused : {std::vector<int64_t>{1, 4}, {0, 1, 2, 3, 4, 5}}) {
+    for (const std::vector<int64_t>& refreshed : {std::vector<int64_t>{}, {2}, {0, 1, 2, 3}}) {
+      SCOPED_TRACE(::testing::PrintToString(reused) + ::testing::PrintToString(refreshed));
+      compare([&](const Arguments& a) {
+        Tensor mask = at::zeros({6}, at::kBool);
+        for (const int64_t head : reused) mask[head] = true;
+        Tensor rows = at::zeros({a.q.size(0), a.q.size(2)}, at::kBool);
+        for (const int64_t t : refreshed) rows[0][t] = true;
+        const SourcedAttention r =
+            reuse_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.k_in, a.v_in, a.cached,
+                            a.cached_lse, mask, 0.25, nullptr, rows);
+        Tensors result = parts(r);
+        result.push_back(r.keys_read);
+        return result;
+      });
+    }
+  }
+}
+
 TEST_P(FallbackOperators, GatherAttention) {
   compare([](const Arguments& a) {
     const SourcedAttention r =

@@ -30,6 +30,8 @@ std::vector<Call> all_calls(const at::Device& device) {
   const SplitAttention s =
       split_attention(c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, c.scale);
   const at::Tensor mask = at::zeros({6}, at::kBool);
+  at::Tensor rows = at::zeros({2, c.q.size(2)}, at::kBool);
+  rows[0][1] = true;
   const at::Tensor set = block_topk(c.q, c.k_ext, c.ext_len, s.lse_external, 4, c.scale).index;
   const PageBounds bounds = page_bounds(c.k_ext, c.ext_len, 16);
   const at::Tensor weight = at::ones({c.q.size(3)}, at::kHalf);
@@ -40,7 +42,10 @@ std::vector<Call> all_calls(const at::Device& device) {
        {on(c.q), on(c.k_ext), on(c.v_ext), on(c.ext_len), on(c.k_in), on(c.v_in), c.scale}},
       {"blockscope::reuse_attention",
        {on(c.q), on(c.k_ext), on(c.v_ext), on(c.ext_len), on(c.k_in), on(c.v_in), on(s.external),
-        on(s.lse_external), on(mask), c.scale}},
+        on(s.lse_external), on(mask), c.scale, c10::IValue()}},
+      {"blockscope::reuse_attention",
+       {on(c.q), on(c.k_ext), on(c.v_ext), on(c.ext_len), on(c.k_in), on(c.v_in), on(s.external),
+        on(s.lse_external), on(mask.logical_not()), c.scale, on(rows)}},
       {"blockscope::prefill_attention",
        {on(c.q), on(c.k_ext), on(c.v_ext), on(c.ext_len), int64_t{4}, c.scale, int64_t{0}}},
       {"blockscope::merge_attention",

@@ -332,13 +332,44 @@ TEST(WeightSpread, HeadsThatReuseKnowOnlyTheirInternalDistribution) {
     WeightSpread spread = question(shape);
     (torch ? fallback::reuse_attention : reuse_attention)(
         c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, exact.external, exact.lse_external, mask,
-        c.scale, &spread);
+        c.scale, &spread, {});
     for (const at::Tensor* values : {&spread.range, &spread.key, &spread.offset}) {
       EXPECT_TRUE(at::equal(values->isnan().all(-1), mask.expand({2, 4})));
     }
     EXPECT_TRUE(at::allclose(spread.entropy.select(1, 1), whole.entropy.select(1, 1), 1e-5, 1e-5));
     EXPECT_TRUE(at::allclose(spread.entropy.select(2, 1), whole.entropy.select(2, 1), 1e-5, 1e-5));
     EXPECT_TRUE(spread.largest.select(2, 2).isnan().eq(mask.expand({2, 4})).all().item<bool>());
+  }
+}
+
+TEST(WeightSpread, HeadsThatReuseKnowEverythingWhenAllTheirRowsAreRefreshed) {
+  const CaseShape shape{.ext_len = {130, 20}};
+  const AttentionCase c = make_case(shape, 4);
+  WeightSpread whole = question(shape);
+  const SplitAttention exact = split(c, &whole);
+  const at::Tensor mask = at::tensor({1, 0, 1, 1}, at::kInt).to(at::kBool);
+  at::Tensor rows = at::ones({2, 4}, at::kBool);
+  rows[1][2] = false;
+  at::Tensor unknown = mask.repeat({2, 1});
+  unknown[0].fill_(false);
+  for (const bool torch : {false, true}) {
+    WeightSpread spread = question(shape);
+    (torch ? fallback::reuse_attention : reuse_attention)(
+        c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, exact.external, exact.lse_external, mask,
+        c.scale, &spread, rows);
+    const auto expect_known = [&](const at::Tensor& got, const at::Tensor& wanted) {
+      const at::Tensor expected = wanted.masked_fill(unknown.unsqueeze(-1), NAN);
+      EXPECT_TRUE(at::allclose(got, expected, 1e-5, 1e-5, true)) << got << expected;
+    };
+    expect_known(spread.range, whole.range);
+    expect_known(spread.key, whole.key);
+    expect_known(spread.offset, whole.offset);
+    for (const int64_t side : {0, 2}) {
+      expect_known(spread.entropy.slice(2, side, side + 1), whole.entropy.slice(2, side, side + 1));
+      expect_known(spread.largest.slice(2, side, side + 1), whole.largest.slice(2, side, side + 1));
+    }
+    EXPECT_TRUE(at::allclose(spread.entropy.select(2, 1), whole.entropy.select(2, 1), 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(spread.largest.select(2, 1), whole.largest.select(2, 1), 1e-5, 1e-5));
   }
 }
 

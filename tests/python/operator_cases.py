@@ -83,14 +83,21 @@ def part(q, keys, values, seen, scale):
 
 
 def split(sizes, inputs, seen=None, cached=None, residual=None):
-    """out, external, lse_external, internal, lse_internal. seen [S, K, N]; cached: (external, lse, reuse [S, H])."""
+    """out, external, lse_external, internal, lse_internal. seen [S, K, N]; cached: (external, lse, reuse [S, H, T or 1])."""
     q, k_ext, v_ext, k_in, v_in = inputs
     external = part(q, k_ext, v_ext, within(sizes) if seen is None else seen, sizes.scale)
     if cached is not None:
-        reuse = cached[2][..., None]
+        reuse = cached[2]
         external = (torch.where(reuse[..., None], cached[0], external[0]), torch.where(reuse, cached[1], external[1]))
     internal = am.attend(q, k_in, v_in, sizes.scale)
     return (am.merge([external, internal, *([residual] if residual else [])])[0], *external, *internal)
+
+
+def refreshed(sizes):
+    """Rows of each sequence, [S, T] bool: its own in each, none in the last."""
+    rows = (torch.arange(sizes.T) + torch.arange(sizes.S)[:, None]) % 3 == 0
+    rows[-1] = False
+    return rows
 
 
 def rms_norm(x, weight, eps):
@@ -119,6 +126,8 @@ def all_calls(dtype=torch.float32, device="cpu", sizes=CASES["grouped"], grad=Fa
     calls = [
         ("split_attention", (q, k_ext, v_ext, lengths, k_in, v_in, scale)),
         ("reuse_attention", (q, k_ext, v_ext, lengths, k_in, v_in, outputs[0], lses[0], reuse, scale)),
+        ("reuse_attention", (q, k_ext, v_ext, lengths, k_in, v_in, outputs[0], lses[0], reuse, scale,
+                             refreshed(sizes))),
         ("prefill_attention", (q, k_ext, v_ext, lengths, 2, scale, 1)),
         ("merge_attention", (outputs, lses)),
         ("block_topk", (q, k_ext, lengths, lses[0], 3, scale)),

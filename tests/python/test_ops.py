@@ -55,9 +55,15 @@ def test_attention(name):
     cached = (found.external + 1, found.lse_external.masked_fill(found.lse_external == -INF, 0.0) + 1)
     reused = ops.reuse_attention(*inputs, *cached, reuse, **options)
     for got, want in zip(reused, cases.split(sizes, exact, cached=(*(x.double() for x in cached),
-                                                                   reuse.expand(sizes.S, -1)))):
+                                                                   reuse[:, None].expand(sizes.S, -1, 1)))):
         close(got, want)
     assert reused.keys_read.shape == (sizes.S, sizes.K)
+    rows = cases.refreshed(sizes)
+    taken = ~rows[:, None].expand(-1, sizes.H, -1)
+    updated = ops.reuse_attention(*inputs, *cached, torch.ones(sizes.H, dtype=torch.bool), refresh_rows=rows, **options)
+    for got, want in zip(updated, cases.split(sizes, exact, cached=(*(x.double() for x in cached), taken))):
+        close(got, want)
+    assert torch.equal(updated.keys_read, (lengths * rows.any(-1))[:, None].expand(-1, sizes.K))
 
     seen = cases.chosen(sizes, index)
     gathered = ops.gather_attention(*inputs[:3], index, *inputs[3:], **options)

@@ -91,7 +91,8 @@ def test_keys_without_gradient_cost_none():
 
 @pytest.mark.parametrize("name", ["grouped", "an empty prefix", "equal lengths", "large"])
 @pytest.mark.parametrize("mask", ["none", "all", "half", "one sequence"])
-def test_reuse_attention(name, mask, pieces):
+@pytest.mark.parametrize("rows", ["no row", "some rows", "every row"])
+def test_reuse_attention(name, mask, rows, pieces):
     sizes = CASES[name]
     generator = torch.Generator().manual_seed(3)
     cached = [torch.randn(sizes.S, sizes.H, sizes.T, sizes.D, generator=generator),
@@ -99,10 +100,14 @@ def test_reuse_attention(name, mask, pieces):
     reuse = {"none": torch.zeros(sizes.H, dtype=torch.bool), "all": torch.ones(sizes.H, dtype=torch.bool),
              "half": torch.arange(sizes.H) < sizes.H // 2,
              "one sequence": torch.arange(sizes.S)[:, None].expand(sizes.S, sizes.H) == 0}[mask]
-    each = reuse.expand(sizes.S, sizes.H)
-    # A group that reuses as a whole doesn't look at its keys; a head that doesn't reuse, not at what was cached.
+    refresh = {"no row": None, "some rows": cases.refreshed(sizes),
+               "every row": torch.ones(sizes.S, sizes.T, dtype=torch.bool)}[rows]
+    each = reuse[..., None].expand(sizes.S, sizes.H, sizes.T)
+    if refresh is not None:
+        each = each & ~refresh[:, None]
+    # A group that reuses in all rows doesn't look at its keys; a row that doesn't reuse, not at what was cached.
     inputs = attention_inputs(sizes)
-    unread = each.view(sizes.S, sizes.K, -1).all(-1)
+    unread = each.reshape(sizes.S, sizes.K, -1).all(-1)
     inputs[1][unread] = inputs[2][unread] = torch.nan
     cached[0][~each] = torch.nan
     cached[1][:, 0] = -200.0  # far below every score: what was cached weighs nothing
@@ -111,8 +116,8 @@ def test_reuse_attention(name, mask, pieces):
     def reference(*x):
         return cases.split(sizes, x[:5], cached=(*x[5:], each))
 
-    assert_gradients(lambda *x: ops.reuse_attention(*x, reuse, ext_len=lengths, scale=sizes.scale)[:5], reference,
-                     [*inputs, *cached])
+    assert_gradients(lambda *x: ops.reuse_attention(*x, reuse, ext_len=lengths, scale=sizes.scale,
+                                                    refresh_rows=refresh)[:5], reference, [*inputs, *cached])
 
 
 @pytest.mark.parametrize("name", ["grouped", "an empty prefix", "large"])

@@ -161,19 +161,21 @@ def split_attention(
 
 
 def _reuse_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.scale = inputs[9]
-    _Sides.save(ctx, inputs[:6], output, inputs[8])
+    mask, ctx.scale, refresh_rows = inputs[8:]
+    _Sides.save(ctx, inputs[:6], output, mask, refresh_rows)
 
 
 def _reuse(ctx: Any, *grads: Grad) -> tuple[Grad, ...]:
     sides, need = _Sides(ctx, grads), ctx.needs_input_grad
     outer, inner = need[1] or need[2], need[4] or need[5]
-    sequences, heads = sides.q.shape[:2]
-    mask = ctx.saved_tensors[10]
-    reused = mask.expand(sequences, heads).contiguous()  # the same for all sequences where it is [H]
+    mask, refresh_rows = ctx.saved_tensors[10:]
+    reused = mask.unsqueeze(-1).expand(sides.q.shape[:3])  # the same for all sequences where it is [H]
+    if refresh_rows is not None:
+        reused = reused & ~refresh_rows.unsqueeze(1)
+    reused = reused.contiguous()
     dq_ext, *d_ext = sides.external_gradients(reused, outer)
     dq_in, *d_in = sides.internal_gradients(inner)
-    taken = reused.to(sides.q.device).unsqueeze(-1)
+    taken = reused.to(sides.q.device)
     cached, cached_lse = sides.of_external
     if cached is not None:
         cached = torch.where(taken.unsqueeze(-1), cached, 0)
@@ -189,18 +191,21 @@ _reuse_attention = operator("reuse_attention", _reuse, _reuse_setup)
 def reuse_attention(
     q: Tensor, k_ext: Tensor, v_ext: Tensor, k_in: Tensor, v_in: Tensor, cached_external: Tensor, cached_lse: Tensor,
     reuse_mask: Tensor, *, ext_len: Tensor | int | None = None, scale: float | None = None,
+    refresh_rows: Tensor | None = None,
 ) -> SourcedAttention:
     """:func:`split_attention` in which some query heads take their external pair from an earlier step (FlashBlock,
-    section 4.2). A KV head's prefix is read only if one of its query heads needs it; else its keys_read is 0.
+    section 4.2). A KV head's prefix is read only if one of its rows needs it; else its keys_read is 0.
 
     cached_external [S, H, T, D], cached_lse [S, H, T]: float32; reuse_mask [H] or [S, H] bool on the CPU.
+    refresh_rows [S, T] bool on the CPU: in the heads that reuse, these queries compute their external pair from the
+    whole prefix, too; ``external`` and ``lse_external`` are then the cached pair, updated in these rows.
 
-    Gradients: like split_attention. For a head that reuses, they go to cached_external and cached_lse instead of the
+    Gradients: like split_attention. For a row that takes the cached pair, they go to cached_external and cached_lse instead of the
     external keys and values.
     """
     return SourcedAttention(*_reuse_attention(
         q, k_ext, v_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), k_in, v_in, cached_external, cached_lse,
-        reuse_mask, scale_of(q, scale)))
+        reuse_mask, scale_of(q, scale), refresh_rows))
 
 
 def _gather_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

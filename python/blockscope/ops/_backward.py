@@ -123,13 +123,13 @@ def _attention_backward(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Optional[Tensor], reused: Optional[Tensor], output: Tensor,
     lse: Tensor, grad_output: Tensor, grad_lse: Tensor, scale: float, with_keys: bool,
 ) -> Gradients:
-    """Gradients for the first lengths[s] keys (None: all). reused [S, H] bool on the CPU: query heads that took a
-    cached output. A KV head's keys are read only if one of its query heads needs them."""
+    """Gradients for the first lengths[s] keys (None: all). reused [S, H, T] bool on the CPU: rows that took a cached
+    output. A KV head's keys are read only if one of its rows needs them."""
     sequences, heads, kv_heads = q.shape[0], q.shape[1], keys.shape[1]
     live = None
     if reused is not None and bool(reused.any()):
-        live = ~reused.view(sequences, kv_heads, heads // kv_heads).all(-1)
-        there = reused.to(q.device).unsqueeze(-1)
+        live = ~reused.reshape(sequences, kv_heads, heads // kv_heads * q.shape[2]).all(-1)
+        there = reused.to(q.device)
         grad_output, grad_lse = grad_output.masked_fill(there.unsqueeze(-1), 0), grad_lse.masked_fill(there, 0)
         lse = lse.masked_fill(there, torch.inf)  # gradient of the cached pair, which says nothing about these scores
     folded = _Folded(q, keys, values, output, lse, grad_output, grad_lse, with_keys)
