@@ -18,4 +18,17 @@ ReuseCount parse_reuse_count(std::string_view where, std::string_view name) {
   return static_cast<ReuseCount>(found - kReuseCounts.begin());
 }
 
+std::vector<bool> refreshed_rows(ReuseRefresh refresh, const std::vector<bool>& unread,
+                                 const std::vector<bool>& masked) {
+  if (refresh == ReuseRefresh::all) return std::vector<bool>(unread.size(), true);
+  std::vector<bool> rows = unread;
+  if (refresh == ReuseRefresh::rows) return rows;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const bool after = i > 0 && unread[i - 1];
+    const bool before = i + 1 < rows.size() && unread[i + 1];
+    if (masked[i] && (after || before)) rows[i] = true;
+  }
+  return rows;
+}
+
 }  // namespace blockscope

@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace blockscope {
 
@@ -25,13 +26,20 @@ ReuseCount parse_reuse_count(std::string_view where, std::string_view name);
 
 /// What a pass reads that may not reuse, if it is not its block's first.
 enum class ReuseRefresh : std::uint8_t {
-  all,  ///< the prefix for all rows
-  rows  ///< the prefix for the rows whose input changed since they last read it; others keep theirs
+  all,   ///< the prefix for all rows
+  rows,  ///< the prefix for the rows whose input changed since they last read it; others keep
+         ///< theirs
+  near   ///< as `rows`, and for the masks next to those rows
 };
-inline constexpr std::array<std::string_view, 2> kReuseRefreshes{"all", "rows"};
+inline constexpr std::array<std::string_view, 3> kReuseRefreshes{"all", "rows", "near"};
 constexpr std::string_view to_string(ReuseRefresh refresh) {
   return kReuseRefreshes.at(static_cast<std::size_t>(refresh));
 }
+
+/// The rows [B] that read the prefix at a pass that may not reuse. `unread`: rows whose input
+/// changed since they last read it; `masked`: rows whose input is a mask.
+std::vector<bool> refreshed_rows(ReuseRefresh refresh, const std::vector<bool>& unread,
+                                 const std::vector<bool>& masked);
 
 struct ReuseRule {
   double tau = 2.0;

@@ -39,7 +39,7 @@ constexpr std::array kStudyOptions{
     "--k",        "--pages",        "--densities",   "--taus",        "--steps",   "--blocks",
     "--repeats",  "--exact-layers", "--policy-seed", "--backbone",    "--depths",  "--tasks",
     "--contexts", "--per-cell",     "--task-seed",   "--prompt",      "--prompts", "--input-ids",
-    "--metric",   "--limit",        "--chat",        "--no-thinking", "--caches",  "--strategies"};
+    "--policies", "--metric",   "--limit",        "--chat",        "--no-thinking", "--caches",  "--strategies"};
 /// Those of kStudyOptions that generate prompts.
 constexpr std::array kGeneratorOptions{"--tasks", "--contexts", "--per-cell", "--task-seed",
                                        "--depths"};
@@ -49,7 +49,7 @@ struct StudyFlags {
   ModelFlags model;
   DecodingFlags decoding;
   StudyOptions options;
-  std::string caches, strategies;  // lists of choices
+  std::string caches, strategies, policies;  // lists of choices
   bool resume = false;
   bool force = false;
   bool no_figures = false;
@@ -111,6 +111,7 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
                              {"pages", o.pages},
                              {"densities", o.densities},
                              {"taus", o.taus},
+                             {"policies", o.policies},
                              {"steps", o.steps},
                              {"blocks", o.blocks},
                              {"repeats", o.repeats},
@@ -202,6 +203,9 @@ std::vector<nlohmann::json> measure(Study& study, StudyStore& store, const Study
 
 /// Splits the lists of caches and strategies, and fills in what was not given.
 void complete(StudyFlags& flags, const StudyInfo& info) {
+  if (!flags.policies.empty()) {
+    flags.options.policies = split_choices(flags.policies, names_of(policy_table()));
+  }
   if (!flags.caches.empty()) {
     flags.options.caches = split_choices(flags.caches, names_of(cache_table()));
   }
@@ -343,8 +347,11 @@ void add_study_options(CLI::App& command, StudyFlags& flags) {
   list("--pages", options.pages, "Quest: use this many keys per page")->check(whole_number(1));
   list("--densities", options.densities, "residual: select these shares of the prefix")
       ->check(real_number(0.0, 1.0, false));
-  list("--taus", options.taus, "tau, time: reuse if fewer tokens than this changed")
+  list("--taus", options.taus, "tau, time: reuse if fewer tokens than this were decided")
       ->check(whole_number(1));
+  group->add_option("--policies", flags.policies,
+                    "tau: try each tau with these, such as "
+                    "flashblock,flashblock,count=step,flashblock,refresh=rows");
   list("--steps", options.steps,
        "time: use this many denoising steps per block (default: --denoising-steps)")
       ->check(whole_number(1));

@@ -25,7 +25,7 @@ class FlashBlockPolicy : public AttentionPolicy {
   void begin_pass(const PassContext& context) override {
     kept_.clear();
     read_rows_.clear();
-    refresh_rows_ = {};
+    refresh_rows_ = at::Tensor();
     num_sequences_ = std::ssize(context.sequences);
     refreshes_ = false;
     for (const SequencePass& sequence : context.sequences) add_sequence(sequence);
@@ -43,8 +43,8 @@ class FlashBlockPolicy : public AttentionPolicy {
     AttentionParts parts;
     if (mask.any().item<bool>()) {
       SourcedAttention reuse = reuse_attention(
-          input.q, external.key, external.value, external.length, input.k, input.v,
-          cached.external, cached.lse, mask, input.scale, input.spread, refresh_rows_);
+          input.q, external.key, external.value, external.length, input.k, input.v, cached.external,
+          cached.lse, mask, input.scale, input.spread, refresh_rows_);
       parts = parts_of(reuse);
       parts.reused = mask;
       parts.refreshed = refresh_rows_;
@@ -92,14 +92,15 @@ class FlashBlockPolicy : public AttentionPolicy {
     const bool denoise = sequence.kind == PassKind::denoise;
     const bool reuses = denoise && reuses_external(options_.rule, sequence.step, sequence.changed,
                                                    sequence.since_read);
-    const bool by_rows = options_.rule.refresh == ReuseRefresh::rows && denoise && !reuses &&
-                         !sequence.first_step();
+    const bool by_rows =
+        options_.rule.refresh != ReuseRefresh::all && denoise && !reuses && !sequence.first_step();
     const auto slot = static_cast<int64_t>(kept_.size());
+    std::vector<bool> rows;
+    if (by_rows) rows = refreshed_rows(options_.rule.refresh, sequence.unread, sequence.masked);
     kept_.push_back(reuses || by_rows);
-    read_rows_.push_back(
-        by_rows ? std::count(sequence.unread.begin(), sequence.unread.end(), true) : 0);
+    read_rows_.push_back(std::count(rows.begin(), rows.end(), true));
     refreshes_ = refreshes_ || !kept_.back() || read_rows_.back() > 0;
-    if (read_rows_.back() > 0) add_rows(slot, sequence.unread);
+    if (read_rows_.back() > 0) add_rows(slot, rows);
   }
 
   /// The tensor has all slots, also those that are not decided yet.
@@ -147,8 +148,7 @@ PolicyEntry flashblock_entry() {
   entry.name = "flashblock";
   entry.example = "flashblock,tau=2,reuse=reuse.json";
   entry.meaning = "reuses the external pair of an earlier step while few tokens change";
-  entry.source =
-      "FlashBlock, arXiv 2602.05305, section 4.2, and its released code (scheduler.py)";
+  entry.source = "FlashBlock, arXiv 2602.05305, section 4.2, and its released code (scheduler.py)";
   entry.options = {
       whole_option(
           "tau", &PolicyOptions::tau, 1,
@@ -156,10 +156,10 @@ PolicyEntry flashblock_entry() {
       word_option("count", &PolicyOptions::count, {kReuseCounts.begin(), kReuseCounts.end()},
                   "tokens that tau counts: decided since the last pass that read the prefix, or "
                   "changed by this step (default: that of the reuse file, or since_read)"),
-      word_option("refresh", &PolicyOptions::refresh,
-                  {kReuseRefreshes.begin(), kReuseRefreshes.end()},
-                  "rows that read the prefix when tau is reached: all, or those decided since they "
-                  "last read it"),
+      word_option(
+          "refresh", &PolicyOptions::refresh, {kReuseRefreshes.begin(), kReuseRefreshes.end()},
+          "rows that read the prefix when tau is reached: all, those decided since they last "
+          "read it, or these and the masks next to them"),
       file_option("reuse", &PolicyOptions::reuse_file,
                   "calibration file with the heads that may reuse; without it all heads may")};
   entry.within_block = [](const PolicyOptions&) { return true; };

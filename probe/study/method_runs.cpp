@@ -7,7 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "command_line/interrupt.h"
+#include "probe/policies/exact_policy.h"
 #include "probe/verify/external_reads.h"
+#include "probe/verify/free_run.h"
+#include "probe/verify/lockstep.h"
 
 namespace blockscope {
 namespace {
@@ -44,6 +47,8 @@ class RunWatch : public DecodeObserver {
     run_.rows = reads_.total_rows();
     run_.rows_read = reads_.total_read();
     run_.rows_scored = reads_.choice_rows;
+    run_.products = reads_.total_products();
+    run_.products_skipped = reads_.total_products_skipped();
   }
 
  private:
@@ -69,6 +74,10 @@ nlohmann::json to_json(const MethodRun& run) {
           {"rows", run.rows},
           {"rows_read", run.rows_read},
           {"rows_scored", run.rows_scored},
+          {"products", run.products},
+          {"products_skipped", run.products_skipped},
+          {"kl", run.kl},
+          {"kl_positions", run.kl_positions},
           {"estimating_steps", run.estimating_steps},
           {"estimating_ms", run.estimating_ms},
           {"attention_ms", run.attention_ms},
@@ -91,6 +100,10 @@ MethodRun method_run_from_json(const nlohmann::json& json) {
   json.at("rows").get_to(run.rows);
   json.at("rows_read").get_to(run.rows_read);
   json.at("rows_scored").get_to(run.rows_scored);
+  json.at("products").get_to(run.products);
+  json.at("products_skipped").get_to(run.products_skipped);
+  json.at("kl").get_to(run.kl);
+  json.at("kl_positions").get_to(run.kl_positions);
   json.at("estimating_steps").get_to(run.estimating_steps);
   json.at("estimating_ms").get_to(run.estimating_ms);
   json.at("commit_ms").get_to(run.commit_ms);
@@ -149,6 +162,40 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
   return runs;
 }
 
+ExactReplay::ExactReplay(const LoadedModel& exact_model, const DecodeOptions& options,
+                         const StudyPrompt& prompt)
+    : exact_model_(exact_model), options_(options), request_(prompt.prompt.request) {
+  request_.sequence = 0;
+  if (request_.prefix == nullptr && !options.bidirectional) {
+    request_.prefix = std::make_shared<const CommittedPrefix>(
+        prefill_prompt(*exact_model.model, options, request_, interrupted));
+    InterruptGuard::check();
+  }
+  const ModelConfig& config = exact_model.config;
+  FreeRunObserver exact(options, {config.num_layers, config.num_heads, config.num_kv_heads});
+  DecodeCallbacks callbacks;
+  callbacks.observer = &exact;
+  callbacks.interrupted = interrupted;
+  const auto policy = make_exact_policy();
+  int64_t next_pass = 0;
+  decode_batch(*exact_model.model, *policy, options, {request_}, next_pass, callbacks);
+  InterruptGuard::check();
+  request_.replayed = true;
+  request_.replay = exact.sequences.at(0).steps;
+}
+
+Fidelity ExactReplay::compare(const LoadedModel& model, const PolicyOptions& policy) const {
+  const ModelConfig& config = model.config;
+  FidelityMeter meter({config.num_layers, config.num_heads, config.num_kv_heads});
+  DecodeRequest request = request_;
+  if (&model != &exact_model_) request.prefix = nullptr;  // each model has its own
+  const ChosenPolicy chosen = choose_policy(policy, policy_model(model));
+  replay_in_lockstep(*exact_model_.model, *model.model, *chosen.policy, options_, {request}, meter,
+                     interrupted);
+  InterruptGuard::check();
+  return meter.result();
+}
+
 void MethodTotals::add(const MethodRun& run) {
   ++prompts;
   if (!std::isnan(run.score)) {
@@ -162,6 +209,10 @@ void MethodTotals::add(const MethodRun& run) {
   sum.rows += run.rows;
   sum.rows_read += run.rows_read;
   sum.rows_scored += run.rows_scored;
+  sum.products += run.products;
+  sum.products_skipped += run.products_skipped;
+  sum.kl += run.kl;
+  sum.kl_positions += run.kl_positions;
   sum.estimating_steps += run.estimating_steps;
   sum.estimating_ms += run.estimating_ms;
   sum.commit_ms += run.commit_ms;
@@ -180,6 +231,17 @@ double MethodTotals::accuracy() const {
 double MethodTotals::share_equal() const {
   return sum.tokens == 0 ? std::numeric_limits<double>::quiet_NaN()
                          : static_cast<double>(sum.equal) / static_cast<double>(sum.tokens);
+}
+
+double MethodTotals::products_saving() const {
+  return sum.products == 0
+             ? 0.0
+             : static_cast<double>(sum.products_skipped) / static_cast<double>(sum.products);
+}
+
+double MethodTotals::mean_kl() const {
+  return sum.kl_positions == 0 ? std::numeric_limits<double>::quiet_NaN()
+                               : sum.kl / static_cast<double>(sum.kl_positions);
 }
 
 double MethodTotals::saving() const {

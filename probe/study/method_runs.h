@@ -11,6 +11,7 @@
 #include "probe/policies/policy_table.h"
 #include "probe/run/run_flags.h"
 #include "probe/study/study_prompts.h"
+#include "probe/verify/fidelity.h"
 
 namespace blockscope {
 
@@ -31,6 +32,10 @@ struct MethodRun {
   int64_t rows = 0;              // external key rows that exact attention reads in denoising steps
   int64_t rows_read = 0;         // external key rows really read
   int64_t rows_scored = 0;       // AttentionParts::rows_scored, of all KV heads
+  int64_t products = 0;          // query-key products over the prefix in denoising steps
+  int64_t products_skipped = 0;  // those that were not computed
+  double kl = 0.0;               // sum of KL(exact || method) under replay, nats
+  int64_t kl_positions = 0;      // masked positions in `kl`; 0: not measured
   int64_t estimating_steps = 0;  // denoising steps in which keys were chosen, on either thread
   double estimating_ms = 0.0;    // whole passes of these steps
   double attention_ms = 0.0;     // in denoising steps, with choosing and waiting for it
@@ -52,6 +57,22 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
                                    const std::vector<StudyMethod>& methods, int64_t batch_size = 1,
                                    bool counts_reads = true);
 
+/// The exact run of one prompt, and its replays under methods.
+class ExactReplay {
+ public:
+  /// Decodes `prompt` with `exact_model`; the arguments must outlive this. Throws InterruptedError.
+  ExactReplay(const LoadedModel& exact_model, const DecodeOptions& options,
+              const StudyPrompt& prompt);
+  /// The method with `model`, which has the shape of the exact one, under the replay. Throws
+  /// InterruptedError.
+  Fidelity compare(const LoadedModel& model, const PolicyOptions& policy) const;
+
+ private:
+  const LoadedModel& exact_model_;
+  const DecodeOptions& options_;
+  DecodeRequest request_;
+};
+
 /// Sums over prompts, for means.
 struct MethodTotals {
   int64_t prompts = 0;
@@ -60,9 +81,11 @@ struct MethodTotals {
   MethodRun sum;  // sums of counts and times; score and context_length are unused
 
   void add(const MethodRun& run);
-  double accuracy() const;     // NaN: nothing was scored
-  double share_equal() const;  // share of tokens equal to the first method's
-  double saving() const;       // share of external key rows not read in denoising steps
+  double accuracy() const;         // NaN: nothing was scored
+  double share_equal() const;      // share of tokens equal to the first method's
+  double saving() const;           // share of external key rows not read in denoising steps
+  double products_saving() const;  // share of query-key products not computed in them
+  double mean_kl() const;          // nats a masked position; NaN: not measured
 };
 
 }  // namespace blockscope

@@ -7,12 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/figures/bar_chart.h"
-#include "command_line/interrupt.h"
 #include "decode_record/base/nan.h"
-#include "probe/policies/exact_policy.h"
 #include "probe/study/study.h"
 #include "probe/verify/fidelity.h"
-#include "probe/verify/free_run.h"
 
 namespace blockscope {
 namespace {
@@ -80,40 +77,20 @@ class ResidualStudy : public PromptStudy {
 };
 
 nlohmann::json ResidualStudy::measure(size_t cell) {
-  const auto interrupted = [] { return InterruptGuard::signal() != 0; };
   const ModelConfig& config = input_.model.config;
-  const ReadShape shape{config.num_layers, config.num_heads, config.num_kv_heads};
-  StudyPrompt prompt = prompts_[cell];
-  DecodeRequest& request = prompt.prompt.request;
-  request.sequence = 0;
-  request.prefix = std::make_shared<const CommittedPrefix>(
-      prefill_prompt(*input_.model.model, input_.decode, request, interrupted));
-  InterruptGuard::check();
+  const StudyPrompt& prompt = prompts_[cell];
   nlohmann::json json = nlohmann::json::array();
   for (const MethodRun& run :
        run_methods(input_.model, input_.tokenizer, input_.decode, prompt, methods_)) {
     json.push_back({{"run", blockscope::to_json(run)}});
   }
-  FreeRunObserver exact(input_.decode, shape);
-  DecodeCallbacks callbacks;
-  callbacks.observer = &exact;
-  callbacks.interrupted = interrupted;
-  const auto exact_policy = make_exact_policy();
-  int64_t next_pass = 0;
-  decode_batch(*input_.model.model, *exact_policy, input_.decode, {request}, next_pass, callbacks);
-  InterruptGuard::check();
-  request.replayed = true;
-  request.replay = exact.sequences.at(0).steps;
+  const ExactReplay replay(input_.model, input_.decode, prompt);
   for (size_t m = 1; m < methods_.size(); ++m) {
-    FidelityMeter meter(shape);
-    const ChosenPolicy policy = choose_policy(methods_[m].policy, policy_model(input_.model));
-    replay_in_lockstep(*input_.model.model, *policy.policy, input_.decode, {request}, meter,
-                       interrupted);
-    InterruptGuard::check();
-    const Fidelity fidelity = meter.result();
+    const Fidelity fidelity = replay.compare(input_.model, methods_[m].policy);
     Distance distance;
     for (size_t h = 0; h < fidelity.first_order.size(); ++h) {
-      if (h < static_cast<size_t>(shape.num_heads)) distance.first_layer += fidelity.first_order[h];
+      if (h < static_cast<size_t>(config.num_heads))
+        distance.first_layer += fidelity.first_order[h];
       distance.all_layers += fidelity.first_order[h];
     }
     distance.positions = fidelity.kl.count;

@@ -81,8 +81,9 @@ const std::vector<StudyInfo>& all_studies() {
        },
        make_residual_study},
       {"tau", "Accuracy, reads and time of a step by tau and context length",
-       "FlashBlock, Table 4 and Fig. 3", with_prompts({"--taus", "--repeats"}),
+       "FlashBlock, Table 4 and Fig. 3", with_prompts({"--taus", "--policies", "--repeats"}),
        [](StudyOptions& options) {
+         fill(options.policies, {"flashblock"});
          fill(options.taus, {1, 2, 3, 4});
          prompt_defaults(options, {256, 512, 1024}, 10);
        },

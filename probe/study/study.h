@@ -25,6 +25,7 @@ struct StudyOptions {
   std::vector<int64_t> pages;           // --pages
   std::vector<double> densities;        // --densities
   std::vector<int64_t> taus;            // --taus
+  std::vector<std::string> policies;    // --policies
   std::vector<int64_t> steps;           // --steps, denoising steps of a block
   int64_t blocks = 2;                   // --blocks to time
   int64_t repeats = 3;                  // --repeats of each time

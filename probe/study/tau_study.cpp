@@ -1,6 +1,7 @@
-// FlashBlock (seed 000), Table 4 and Fig. 3: accuracy, reads and time of a step by tau and context
-// length, if every head reuses.
+// FlashBlock (seed 000), Table 4 and Fig. 3: accuracy, KL, reads and time of a step by rule of
+// reuse, tau and context length, if every head may reuse.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -12,33 +13,52 @@
 namespace blockscope {
 namespace {
 
+/// A method of the study: a policy of --policies with a tau of --taus, or exact.
+struct TauMethod {
+  StudyMethod method;
+  std::string variant;  // the policy's text without tau; empty: exact
+};
+
+std::vector<TauMethod> methods_of(const StudyOptions& options) {
+  std::vector<TauMethod> methods{{{"exact", {}, 0}, ""}};
+  for (const std::string& text : options.policies) {
+    for (const int64_t tau : options.taus) {
+      PolicyOptions policy = read_policy(text);
+      if (!policy_entry(policy).heeds("tau") || policy.tau.has_value()) {
+        throw UsageError(fmt::format(
+            "--policies: {}: expected a policy with the option tau, which --taus sets. HINT: "
+            "flashblock,refresh=rows",
+            text));
+      }
+      policy.tau = tau;
+      methods.push_back({{policy_text(policy), policy, tau}, text});
+    }
+  }
+  return methods;
+}
+
 class TauStudy : public PromptStudy {
  public:
-  explicit TauStudy(const StudyInput& input) : PromptStudy(input) {
+  explicit TauStudy(const StudyInput& input)
+      : PromptStudy(input), methods_(methods_of(input.options)) {
     if (input.decode.fuses_commits()) {
       throw UsageError(
           "study tau: --cache blockd: steps are timed apart from commits, and a fused pass is "
           "both. HINT: leave the option out");
     }
-    methods_.push_back({"exact", {}, 0});
-    for (const int64_t tau : input.options.taus) {
-      PolicyOptions policy;
-      policy.policy = "flashblock";
-      policy.tau = tau;
-      methods_.push_back({fmt::format("tau={}", tau), policy, tau});
-    }
   }
 
   /// The methods take turns, so that a drift of the machine's speed affects all of them.
   nlohmann::json measure(size_t cell) override {
+    std::vector<StudyMethod> methods;
+    for (const TauMethod& method : methods_) methods.push_back(method.method);
     nlohmann::json runs = nlohmann::json::array();
     for (int64_t r = 0; r < input_.options.repeats; ++r) {
-      nlohmann::json turn = nlohmann::json::array();
-      for (const MethodRun& run :
-           run_methods(input_.model, input_.tokenizer, input_.decode, prompts_[cell], methods_)) {
-        turn.push_back(to_json(run));
-      }
-      runs.push_back(std::move(turn));
+      std::vector<MethodRun> turn =
+          run_methods(input_.model, input_.tokenizer, input_.decode, prompts_[cell], methods);
+      if (r == 0) add_kl(cell, turn);
+      runs.push_back(nlohmann::json::array());
+      for (const MethodRun& run : turn) runs.back().push_back(to_json(run));
     }
     return runs;
   }
@@ -47,18 +67,30 @@ class TauStudy : public PromptStudy {
 
  private:
   using ContextTotals = std::map<int64_t, MethodTotals>;
+  void add_kl(size_t cell, std::vector<MethodRun>& runs) const;
   // By method.
   NumberTable times(const std::vector<ContextTotals>& totals) const;
   NumberTable csv(const std::vector<TaskTotals>& by_task,
                   const std::vector<ContextTotals>& by_context) const;
-  Figure figure(const std::vector<ContextTotals>& totals) const;
+  Figure times_figure(const std::vector<ContextTotals>& totals) const;
+  Figure trade_off(const std::vector<MethodTotals>& totals) const;
 
-  std::vector<StudyMethod> methods_;
+  std::vector<TauMethod> methods_;
 };
 
 /// Milliseconds of a denoising step.
 double step_ms(const MethodTotals& total, double MethodRun::*time) {
   return total.sum.*time / static_cast<double>(std::max<int64_t>(total.sum.denoising_steps, 1));
+}
+
+/// Under replay of the prompt's exact run.
+void TauStudy::add_kl(size_t cell, std::vector<MethodRun>& runs) const {
+  const ExactReplay replay(input_.model, input_.decode, prompts_[cell]);
+  for (size_t m = 1; m < methods_.size(); ++m) {
+    const KlSummary kl = replay.compare(input_.model, methods_[m].method.policy).kl;
+    runs[m].kl = kl.mean * static_cast<double>(kl.count);
+    runs[m].kl_positions = kl.count;
+  }
 }
 
 NumberTable TauStudy::times(const std::vector<ContextTotals>& totals) const {
@@ -67,7 +99,7 @@ NumberTable TauStudy::times(const std::vector<ContextTotals>& totals) const {
     table.header.push_back(context == 0 ? "prompts" : std::to_string(context));
   }
   for (size_t m = 0; m < methods_.size(); ++m) {
-    std::vector<std::string>& row = table.rows.emplace_back(1, methods_[m].name);
+    std::vector<std::string>& row = table.rows.emplace_back(1, methods_[m].method.name);
     for (const auto& [context, total] : totals[m]) {
       row.push_back(fmt::format("{:.2f} ({:.2f})", step_ms(total, &MethodRun::step_ms),
                                 step_ms(total, &MethodRun::attention_ms)));
@@ -79,19 +111,22 @@ NumberTable TauStudy::times(const std::vector<ContextTotals>& totals) const {
 NumberTable TauStudy::csv(const std::vector<TaskTotals>& by_task,
                           const std::vector<ContextTotals>& by_context) const {
   NumberTable table{{"policy", "tau", "task", "context", "prompts", "accuracy", "equal_to_exact",
-                     "keys_not_read", "step_ms", "attention_ms"},
+                     "kl", "keys_not_read", "products_not_computed", "step_ms", "attention_ms"},
                     {}};
   for (size_t m = 0; m < methods_.size(); ++m) {
-    const std::string tau = methods_[m].k == 0 ? "" : std::to_string(methods_[m].k);
+    const StudyMethod& method = methods_[m].method;
+    const std::string tau = method.k == 0 ? "" : std::to_string(method.k);
     for (const std::string& task : tasks_of(prompts_)) {
       const MethodTotals& total = by_task[m].at(task);
-      table.rows.push_back({methods_[m].name, tau, task, "", std::to_string(total.prompts),
+      table.rows.push_back({method.name, tau, task, "", std::to_string(total.prompts),
                             six_digits(total.accuracy()), six_digits(total.share_equal()),
-                            six_digits(total.saving()), "", ""});
+                            six_digits(total.mean_kl()), six_digits(total.saving()),
+                            six_digits(total.products_saving()), "", ""});
     }
     for (const auto& [context, total] : by_context[m]) {
-      table.rows.push_back({methods_[m].name, tau, "", std::to_string(context),
-                            std::to_string(total.prompts), "", "", six_digits(total.saving()),
+      table.rows.push_back({method.name, tau, "", std::to_string(context),
+                            std::to_string(total.prompts), "", "", "", six_digits(total.saving()),
+                            six_digits(total.products_saving()),
                             six_digits(step_ms(total, &MethodRun::step_ms)),
                             six_digits(step_ms(total, &MethodRun::attention_ms))});
     }
@@ -99,11 +134,11 @@ NumberTable TauStudy::csv(const std::vector<TaskTotals>& by_task,
   return table;
 }
 
-Figure TauStudy::figure(const std::vector<ContextTotals>& totals) const {
+Figure TauStudy::times_figure(const std::vector<ContextTotals>& totals) const {
   LineChart chart{.x_label = "context (tokens)", .y_label = "denoising step (ms)"};
   double slowest = 0.0;
   for (size_t m = 0; m < methods_.size(); ++m) {
-    Curve curve{.title = m == 0 ? "exact" : fmt::format("τ = {}", methods_[m].k), .x = {}, .y = {}};
+    Curve curve{.title = methods_[m].method.name, .x = {}, .y = {}};
     for (const auto& [context, total] : totals[m]) {
       curve.x.push_back(static_cast<double>(context));
       curve.y.push_back(step_ms(total, &MethodRun::step_ms));
@@ -121,33 +156,74 @@ Figure TauStudy::figure(const std::vector<ContextTotals>& totals) const {
   return figure;
 }
 
+/// Accuracy against what was saved, a curve for each variant. `totals`: by method, all tasks.
+Figure TauStudy::trade_off(const std::vector<MethodTotals>& totals) const {
+  LineChart chart{.x_label = "query-key products not computed (%)", .y_label = "accuracy (%)"};
+  chart.y_upper = 100.0;
+  chart.x_from = 0.0;
+  for (const std::string& variant : input_.options.policies) {
+    std::vector<std::pair<double, double>> points{
+        {100.0 * totals.front().products_saving(), 100.0 * totals.front().accuracy()}};
+    for (size_t m = 1; m < methods_.size(); ++m) {
+      if (methods_[m].variant != variant) continue;
+      points.emplace_back(100.0 * totals[m].products_saving(), 100.0 * totals[m].accuracy());
+    }
+    std::ranges::sort(points);
+    Curve curve{.title = variant, .x = {}, .y = {}};
+    for (const auto& [saved, accuracy] : points) {
+      curve.x.push_back(saved);
+      curve.y.push_back(accuracy);
+    }
+    chart.curves.push_back(std::move(curve));
+  }
+  Figure figure;
+  figure.name = "tau-trade-off";
+  figure.title = "Accuracy against the attention that is left out, by τ";
+  figure.caption = fmt::format(
+      "{} prompts of all tasks. A point for exact and for each τ of {}; as FlashBlock, Table 4.",
+      prompts_.size(), fmt::join(input_.options.taus, ", "));
+  draw_chart(chart, figure);
+  return figure;
+}
+
 StudyReport TauStudy::report(const std::vector<nlohmann::json>& values) const {
   std::vector<std::string> names;
-  for (const StudyMethod& method : methods_) names.push_back(method.name);
+  for (const TauMethod& method : methods_) names.push_back(method.method.name);
   std::vector<ContextTotals> by_context(methods_.size());
   std::vector<TaskTotals> by_task(methods_.size());
+  std::vector<MethodTotals> all(methods_.size());
   for (size_t p = 0; p < prompts_.size(); ++p) {
     for (size_t m = 0; m < methods_.size(); ++m) {
-      by_task[m][prompts_[p].task].add(method_run_from_json(values[p].at(0).at(m)));
+      const MethodRun first = method_run_from_json(values[p].at(0).at(m));
+      by_task[m][prompts_[p].task].add(first);
+      all[m].add(first);
       for (const nlohmann::json& turn : values[p]) {
         by_context[m][prompts_[p].context].add(method_run_from_json(turn.at(m)));
       }
     }
   }
   StudyReport report;
+  NumberTable accuracy = accuracy_by_task("policy", names, tasks_of(prompts_), by_task);
+  accuracy.header.insert(accuracy.header.end(), {"products not computed", "KL"});
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    accuracy.rows[m].push_back(percent_number(all[m].products_saving()));
+    accuracy.rows[m].push_back(report_number(all[m].mean_kl()));
+  }
   report.tables = {
-      {"tau", "Accuracy and reads by tau, in percent",
-       fmt::format("n = {} prompts a task. Every head reuses an earlier step's external pair "
-                   "where fewer than tau tokens changed. As FlashBlock, Table 4.",
+      {"tau", "Accuracy, reads and KL by tau",
+       fmt::format("n = {} prompts a task. Every head may reuse. Accuracy and reads in percent; KL "
+                   "in nats a masked position, under replay of the exact run. As FlashBlock, Table "
+                   "4.",
                    by_task.front().begin()->second.prompts),
-       accuracy_by_task("policy", names, tasks_of(prompts_), by_task)},
+       std::move(accuracy)},
       {"tau-times", "Milliseconds of a denoising step by context length: whole step (attention)",
        fmt::format("Means over steps, prompts and {} turns, policies taking turns. As FlashBlock, "
                    "Fig. 3.",
                    input_.options.repeats),
        times(by_context)}};
   report.csv = csv(by_task, by_context);
-  if (by_context.front().size() > 1) report.figures = {figure(by_context)};
+  if (by_context.front().size() > 1) report.figures.push_back(times_figure(by_context));
+  if (all.front().scored > 0) report.figures.push_back(trade_off(all));
   return report;
 }
 

@@ -46,6 +46,8 @@ ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
 
 int64_t ExternalReads::total_rows() const { return sum(rows); }
 int64_t ExternalReads::total_read() const { return sum(rows_read); }
+int64_t ExternalReads::total_products() const { return sum(products); }
+int64_t ExternalReads::total_products_skipped() const { return sum(products_skipped); }
 
 double ExternalReads::saving() const {
   return share_read(total_rows() - total_read(), total_rows());
@@ -60,15 +62,15 @@ double ExternalReads::saving_with_commits() const {
 }
 
 double ExternalReads::products_saving() const {
-  return share_read(sum(products_skipped), sum(products));
+  return share_read(total_products_skipped(), total_products());
 }
 
 double ExternalReads::flops(int64_t head_dim) const {
-  return 4.0 * static_cast<double>(head_dim) * static_cast<double>(sum(products));
+  return 4.0 * static_cast<double>(head_dim) * static_cast<double>(total_products());
 }
 
 double ExternalReads::flops_avoided(int64_t head_dim) const {
-  return 4.0 * static_cast<double>(head_dim) * static_cast<double>(sum(products_skipped));
+  return 4.0 * static_cast<double>(head_dim) * static_cast<double>(total_products_skipped());
 }
 
 void PassReads::add(const AttentionView& view) {
@@ -125,8 +127,8 @@ void PassReads::add_layer(ExternalReads& reads, const PassContext& context, cons
       const size_t at = head_base + static_cast<size_t>(h);
       const bool skipped = reused != nullptr && reused[static_cast<int64_t>(s) * heads + h];
       reads.products[at] += length * block;
-      reads.products_skipped[at] += skipped ? length * kept_rows
-                                            : (length - read_by(h * kv_heads / heads)) * block;
+      reads.products_skipped[at] +=
+          skipped ? length * kept_rows : (length - read_by(h * kv_heads / heads)) * block;
     }
   }
 }

@@ -41,6 +41,8 @@ struct ExternalReads {
 
   int64_t total_rows() const;
   int64_t total_read() const;
+  int64_t total_products() const;
+  int64_t total_products_skipped() const;
   /// Share of the key rows (and so of their bytes) that denoising steps did not read; 0 without
   /// rows.
   double saving() const;

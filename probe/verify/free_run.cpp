@@ -29,9 +29,9 @@ void FreeRunObserver::on_pass(const PassResult& result) {
   bool all_denoise = result.context.commits.empty();
   for (const FusedCommit& commit : result.context.commits) {
     const SequencePass& pass = commit.pass;
-    sequences[pass.sequence].rows.push_back({/*commit=*/true, pass.block, pass.step,
-                                             pass.context_length, pass.changed, pass.decided,
-                                             pass.run_step, pass.planned_steps, pass.changed_rows});
+    sequences[pass.sequence].rows.push_back(
+        {/*commit=*/true, pass.block, pass.step, pass.context_length, pass.changed, pass.decided,
+         pass.run_step, pass.planned_steps, pass.changed_rows, pass.masked});
   }
   double context_length = 0.0;
   for (size_t s = 0; s < result.context.sequences.size(); ++s) {
@@ -41,7 +41,8 @@ void FreeRunObserver::on_pass(const PassResult& result) {
     all_denoise = all_denoise && !commit;
     context_length += static_cast<double>(pass.context_length);
     sequence.rows.push_back({commit, pass.block, pass.step, pass.context_length, pass.changed,
-                             pass.decided, pass.run_step, pass.planned_steps, pass.changed_rows});
+                             pass.decided, pass.run_step, pass.planned_steps, pass.changed_rows,
+                             pass.masked});
     if (commit) continue;
     const StepDecision& decision = result.decisions[s];
     ReplayStep step{pass.block, pass.step, {}, {}, {}};

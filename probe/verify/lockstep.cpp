@@ -121,9 +121,10 @@ at::Tensor merged_output(const AttentionParts& parts) {
   return merge_attention(outputs, lses).out;
 }
 
-bool replay_in_lockstep(const BlockDiffusionModel& model, AttentionPolicy& policy,
-                        const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
-                        LockstepVisitor& visitor, const std::function<bool()>& interrupted) {
+bool replay_in_lockstep(const BlockDiffusionModel& exact_model, const BlockDiffusionModel& model,
+                        AttentionPolicy& policy, const DecodeOptions& options,
+                        const std::vector<DecodeRequest>& requests, LockstepVisitor& visitor,
+                        const std::function<bool()>& interrupted) {
   Exchange exchange;
   const auto decode = [&](AttentionPolicy& used, DecodeObserver& observer, bool shadow) {
     DecodeOptions own = options;
@@ -134,7 +135,7 @@ bool replay_in_lockstep(const BlockDiffusionModel& model, AttentionPolicy& polic
     std::exception_ptr failure;
     try {
       if (shadow) callbacks.interrupted = interrupted;
-      decode_batch(model, used, own, requests, next_pass, callbacks);
+      decode_batch(shadow ? model : exact_model, used, own, requests, next_pass, callbacks);
     } catch (const Stopped&) {
     } catch (...) {
       failure = std::current_exception();

@@ -25,10 +25,11 @@ class LockstepVisitor {
                          const at::Tensor& logits, const at::Tensor& exact_logits) = 0;
 };
 
-/// Every request must be a replay. The exact run decodes in a thread of its own. Rethrows what
-/// either run throws. `interrupted` ends both runs; then the result is true.
-bool replay_in_lockstep(const BlockDiffusionModel& model, AttentionPolicy& policy,
-                        const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
+/// Every request must be a replay. The exact run decodes in a thread of its own, with `exact_model`
+/// (the same model, or one of its shape). Rethrows what either run throws. `interrupted` ends both
+/// runs; then the result is true.
+bool replay_in_lockstep(const BlockDiffusionModel& exact_model, const BlockDiffusionModel& model,
+                        AttentionPolicy& policy, const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
                         LockstepVisitor& visitor, const std::function<bool()>& interrupted);
 
 /// A_in, A_out and the residual, if any, merged (FlashBlock eq. 9) -> [S, H, T, D] float32,

@@ -73,8 +73,9 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
     }
     const bool reuses = counter.reuses(row.step, row.changed, row.decided);
     int64_t reading = reuses ? 0 : block;
-    if (!reuses && rule.refresh == ReuseRefresh::rows && row.step > 1) {
-      reading = std::count(changed.begin(), changed.end(), true);
+    if (!reuses && row.step > 1) {
+      const std::vector<bool> read = refreshed_rows(rule.refresh, changed, row.masked);
+      reading = std::count(read.begin(), read.end(), true);
     }
     if (reading == 0) unread += length;
     products_saved += length * (block - reading);
@@ -120,8 +121,7 @@ std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& row
   from_layer(reads.rows_read, shape.num_kv_heads, of_layer->all, of_layer->read);
   const int64_t block = rows.empty() ? 0 : std::ssize(rows.front().changed_rows);
   from_layer(reads.products, shape.num_heads, of_layer->all * block, of_layer->all * block);
-  from_layer(reads.products_skipped, shape.num_heads, 0,
-             (of_layer->all - of_layer->read) * block);
+  from_layer(reads.products_skipped, shape.num_heads, 0, (of_layer->all - of_layer->read) * block);
   reads.choice_rows = (shape.num_layers - exact) * shape.num_kv_heads * of_layer->choice;
   return reads;
 }

@@ -145,8 +145,8 @@ class VerifyLoop {
     for (PolicyRun& one : runs_) {
       if (one.meter == nullptr) continue;
       const auto policy = make_policy(*one.setting, input_.model);
-      replay_in_lockstep(*input_.model.model, *policy, input_.decode, replayed, *one.meter,
-                         interrupted);
+      replay_in_lockstep(*input_.model.model, *input_.model.model, *policy, input_.decode, replayed,
+                         *one.meter, interrupted);
       InterruptGuard::check();
       for (const DecodeRequest& request : replayed) {
         predict(reference[static_cast<size_t>(request.sequence)].rows, one);

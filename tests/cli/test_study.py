@@ -18,7 +18,7 @@ STUDIES = {
     "estimators": ["--k", "4,8", "--pages", "8"],
     "needle": ["--k", "4,8", "--depths", 2],
     "residual": ["--densities", "0.1,0.4"],
-    "tau": ["--taus", "1,2", "--repeats", 1],
+    "tau": ["--taus", "1,2", "--policies", "flashblock,flashblock,count=step", "--repeats", 1],
     "caches": ["--strategies", "low_confidence_static,low_confidence_dynamic,threshold,factor"],
 }
 
@@ -43,9 +43,35 @@ class Study(CommandLineCase):
                 printed = self.study(name)
                 self.assertEqual(printed, (self.out / f"{name}.txt").read_text())
                 self.assertGreater(len(rows(self.out / f"{name}.csv")), 3)
-                if name != "tau":  # one context length makes no curve
-                    self.assertTrue(list(self.out.glob(f"{name}*.svg")), name)
-                    self.assertTrue(list(self.out.glob(f"{name}*.pdf")), name)
+                self.assertTrue(list(self.out.glob(f"{name}*.svg")), name)
+                self.assertTrue(list(self.out.glob(f"{name}*.pdf")), name)
+
+    def test_tau_has_the_numbers_of_verify(self):
+        prompts, asked = self.made / "a.jsonl", ["--gen-length", 32, "--dtype", "float32", "--threads", 1]
+        policies = ["flashblock", "flashblock,count=step", "flashblock,refresh=rows"]
+        self.must("study", "tau", NEEDLE, "--prompts", prompts, "--taus", "1,3", "--repeats", 1, "--policies",
+                  ",".join(policies), *asked, "-o", self.out, "--no-figures")
+        found = {row["policy"]: row for row in rows(self.out / "tau.csv") if row["kl"]}
+        saved = {}
+        for policy in policies:
+            for tau in (1, 3):
+                name = policy.replace("flashblock", f"flashblock,tau={tau}", 1)
+                with self.subTest(policy=name):
+                    self.must("verify", NEEDLE, "--policy", name, "--prompts", prompts, "--repeats", 1, "-q", *asked, "-o",
+                              self.root / "verify.json", "--force")
+                    verified = json.loads((self.root / "verify.json").read_text())["settings"][0]
+                    row, reads = found[name], verified["free_running"]["reads"]
+                    self.assertAlmostEqual(float(row["kl"]), verified["replay"]["kl"]["mean"], 6)
+                    self.assertAlmostEqual(float(row["keys_not_read"]), reads["saving"], 5)
+                    self.assertAlmostEqual(float(row["products_not_computed"]),
+                                           reads["flops_avoided"] / reads["flops"], 5)
+                    saved[name] = float(row["keys_not_read"]), float(row["products_not_computed"])
+        # At one token a step, tau = 1 reads at every step: with refresh=rows a single row.
+        self.assertEqual(saved["flashblock,tau=1"], (0, 0))
+        keys, products = saved["flashblock,tau=1,refresh=rows"]
+        self.assertEqual(keys, 0)
+        self.assertGreater(products, 0.8)
+        self.assertGreater(saved["flashblock,tau=3,count=step"][0], saved["flashblock,tau=3"][0])
 
     def test_caches_of_a_bidirectional_model_are_set_beside_none(self):
         model = NEEDLE.parent / "needle-bidirectional"

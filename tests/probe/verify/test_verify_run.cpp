@@ -182,7 +182,7 @@ TEST_F(LockstepTest, AnErrorOfTheVisitorComesOutAndEndsBothRuns) {
   for (const int64_t at : {0, 1, 7}) {
     ThrowingVisitor visitor(at);
     const auto policy = make_exact_policy();
-    EXPECT_THROW(replay_in_lockstep(*model_.model, *policy, decode_, requests, visitor,
+    EXPECT_THROW(replay_in_lockstep(*model_.model, *model_.model, *policy, decode_, requests, visitor,
                                     [] { return false; }),
                  std::runtime_error);
   }
@@ -193,7 +193,7 @@ TEST_F(LockstepTest, AnInterruptionEndsBothRuns) {
   ThrowingVisitor visitor(1 << 20);
   const auto policy = make_exact_policy();
   int asked = 0;
-  EXPECT_TRUE(replay_in_lockstep(*model_.model, *policy, decode_, requests, visitor,
+  EXPECT_TRUE(replay_in_lockstep(*model_.model, *model_.model, *policy, decode_, requests, visitor,
                                  [&] { return ++asked > 4; }));
   EXPECT_LT(asked, 10);
 }
