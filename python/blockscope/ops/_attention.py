@@ -182,7 +182,7 @@ def _reuse(ctx: Any, *grads: Grad) -> tuple[Grad, ...]:
     if cached_lse is not None:
         cached_lse = torch.where(taken, cached_lse, 0)
     return (sides.query(dq_ext, dq_in), *_keys(outer, *d_ext), None, *_keys(inner, *d_in), cached, cached_lse, None,
-            None)
+            None, None)
 
 
 _reuse_attention = operator("reuse_attention", _reuse, _reuse_setup)
