@@ -27,9 +27,8 @@ constexpr const char* kUnselected = "unselected_attention";
 // Sources of the external pairs other than the whole prefix: members of SplitCall as contiguous
 // tensors on the device. Undefined if the call has none.
 struct DeviceSource {
-  at::Tensor reuse;    // [S, H] bool
-  at::Tensor refresh;  // [S, T] bool
-  at::Tensor rows;     // [S, K, 1 + G * T] int32
+  at::Tensor reuse;  // [S, H] bool
+  at::Tensor rows;   // [S, K, 1 + 2 * G * T] int32
   at::Tensor cached_external;
   at::Tensor cached_lse;
   at::Tensor positions;  // [S, K, capacity] int32
@@ -96,19 +95,20 @@ at::Tensor kept_flags(const at::Tensor& mask, at::Device device) {
 // SplitCall::rows on the CPU.
 at::Tensor rows_that_read(const std::vector<bool>& reuse, const std::vector<bool>& refresh,
                           const AttentionSizes& sizes) {
-  const int64_t width = 1 + sizes.group * sizes.queries;
+  const int64_t in_group = sizes.group * sizes.queries;
+  const int64_t width = 1 + 2 * in_group;
   at::Tensor rows = at::zeros({sizes.sequences, sizes.kv_heads, width}, at::kInt);
   int32_t* to = rows.mutable_data_ptr<int32_t>();
   for (int64_t s = 0; s < sizes.sequences; ++s) {
     for (int64_t head = 0; head < sizes.heads; ++head) {
-      const int64_t in_group = head % sizes.group;
       int32_t* const list = to + (s * sizes.kv_heads + head / sizes.group) * width;
+      int32_t* const places = list + 1 + in_group;
       for (int64_t t = 0; t < sizes.queries; ++t) {
-        if (reuse[static_cast<size_t>(s * sizes.heads + head)] &&
-            !refresh[static_cast<size_t>(s * sizes.queries + t)]) {
-          continue;
-        }
-        list[++list[0]] = static_cast<int32_t>(in_group * sizes.queries + t);
+        const int64_t row = head % sizes.group * sizes.queries + t;
+        const bool reads = !reuse[static_cast<size_t>(s * sizes.heads + head)] ||
+                           refresh[static_cast<size_t>(s * sizes.queries + t)];
+        places[row] = reads ? list[0] : -1;
+        if (reads) list[++list[0]] = static_cast<int32_t>(row);
       }
     }
   }
@@ -144,7 +144,6 @@ SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
   call.lse_internal = from_sequence<float>(result.lse_internal, first);
   call.keys_read = from_sequence<int64_t>(result.keys_read, first);
   call.reuse = from_sequence<bool>(source.reuse, first);
-  call.refresh = from_sequence<bool>(source.refresh, first);
   call.rows = from_sequence<int32_t>(source.rows, first);
   call.cached_external = from_sequence<float>(source.cached_external, first);
   call.cached_lse = from_sequence<float>(source.cached_lse, first);
@@ -336,7 +335,6 @@ SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& 
     source.reuse =
         kept_flags(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());
     if (!refresh.empty()) {
-      source.refresh = copied_to(refresh_rows.contiguous(), q.device());
       source.rows = copied_to(rows_that_read(flags, refresh, sizes), q.device());
     }
   }

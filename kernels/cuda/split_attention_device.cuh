@@ -17,11 +17,13 @@ struct Place {
   int kv_head;
   int first_row;         // among the KV head's G * T rows
   int num_rows;          // rows of the KV head
-  int end_row;           // of those that this chunk's blocks take, in order
+  int end_row;           // end of those that read this chunk, in their order
   int64_t state;         // index of the state of row 0
-  const int32_t* order;  // the rows in order; null: all rows
+  const int32_t* order;  // the rows that read this chunk; null: all rows
 };
 
+// kListed: SplitCall::rows may be there.
+template <bool kListed>
 __device__ __forceinline__ Place place_of(const SplitCall& call, int rows_per_tile) {
   Place place;
   place.num_rows = call.group * call.queries;
@@ -33,7 +35,7 @@ __device__ __forceinline__ Place place_of(const SplitCall& call, int rows_per_ti
   place.state = (head * (call.max_chunks + 1) + blockIdx.x) * place.num_rows;
   place.end_row = place.num_rows;
   place.order = nullptr;
-  if (call.rows != nullptr && static_cast<int>(blockIdx.x) < call.max_chunks) {
+  if (kListed && call.rows != nullptr && static_cast<int>(blockIdx.x) < call.max_chunks) {
     const int32_t* rows = reading_rows(call, place.sequence, place.kv_head);
     place.end_row = rows[0];
     place.order = rows + 1;
@@ -41,7 +43,7 @@ __device__ __forceinline__ Place place_of(const SplitCall& call, int rows_per_ti
   return place;
 }
 
-// The row of the KV head that the block has as its row `row`.
+// The row of the KV head that a block has as its row `row`.
 __device__ __forceinline__ int row_of(const Place& place, int row) {
   const int at = place.first_row + row;
   return place.order == nullptr ? at : place.order[at];
@@ -59,20 +61,26 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 1)
     split_tiles(const __grid_constant__ SplitCall call) {
   using Scalar = typename Shape::Scalar;
-  const Place place = place_of(call, Shape::kRows);
+  const Place place = place_of<true>(call, Shape::kRows);
   const KeySpan<Scalar> span = span_of<Scalar>(call, place.sequence, place.kv_head);
   if (span.begin >= span.end || place.first_row >= place.end_row) return;
+  static_assert(sizeof(KeySpan<Scalar>) + sizeof(int) <= Shape::kSharedBytes - Shape::kSpanOffset);
+  int* const shared_readers =
+      reinterpret_cast<int*>(dynamic_shared() + Shape::kSpanOffset + sizeof(KeySpan<Scalar>));
   if (threadIdx.x == 0) {
     *reinterpret_cast<KeySpan<Scalar>*>(dynamic_shared() + Shape::kSpanOffset) = span;
+    *shared_readers = place.end_row - place.first_row;
   }
   const bool aligned = is_aligned<Scalar>(call.q);
-  const int rows = place.end_row - place.first_row;
+  // States after those of the readers are never read. Leaving them out would need a register.
+  const int rows = place.num_rows - place.first_row;
+  const int readers = place.end_row - place.first_row;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < Shape::kRows * Shape::kPieces;
        i += Shape::kThreads) {
     const int row = i / Shape::kPieces;
     const int piece = i % Shape::kPieces;
-    const bool present = row < rows;
+    const bool present = row < readers;
     copy_piece(dynamic_shared() + piece_at<Shape>(row, piece),
                query_of<Scalar>(call, place, present ? row_of(place, row) : 0), piece * 8, call.dim,
                present, aligned);
@@ -82,7 +90,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
   WarpState<Shape> state;
   clear(state);
   attend_span<Shape>(
-      call.scale_log2, [&](int) { return warp_row < rows; },
+      call.scale_log2, [&](int) { return warp_row < *shared_readers; },
       [](int, int, int, int left) { return left; }, state);
 
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -96,7 +104,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int row = warp_row + t * 16 + half * 8 + lane / 4;
       if (row >= rows) continue;
-      const int64_t index = place.state + row_of(place, row);
+      const int64_t index = place.state + place.first_row + row;
       float* output = call.states + index * Shape::kDim + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < Shape::kDim / 8; ++n) {
@@ -111,32 +119,32 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
   }
 }
 
-template <int kDim>
-__global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
-    split_floats(const __grid_constant__ SplitCall call) {
+template <int kDim, bool kListed>
+__device__ __forceinline__ void attend_float_rows(const SplitCall& call) {
   using Tile = FloatTile<kDim>;
-  const Place place = place_of(call, Tile::kRows);
-  const KeySpan<float> span = span_of<float>(call, place.sequence, place.kv_head);
-  if (span.begin >= span.end || place.first_row >= place.end_row) return;
-  const int rows = place.end_row - place.first_row;
+  const Place place = place_of<kListed>(call, Tile::kRows);
+  const KeySpan<float> span = span_of<float, kListed>(call, place.sequence, place.kv_head);
+  if (span.begin >= span.end || (kListed && place.first_row >= place.end_row)) return;
+  const int readers = place.end_row - place.first_row;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * kDim; i += Tile::kThreads) {
     const int row = i / kDim;
     const int column = i % kDim;
-    Tile::queries()[i] = row < rows && column < call.dim
+    Tile::queries()[i] = row < readers && column < call.dim
                              ? query_of<float>(call, place, row_of(place, row))[column]
                              : 0.0f;
   }
   FloatState<kDim> state;
   clear(state);
   attend_floats<kDim>(span, call.scale_log2, state, [&](int) { return span.end; });
+  const int rows = place.num_rows - place.first_row;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t states = num_states(call);
 #pragma unroll
   for (int r = 0; r < Tile::kWarpRows; ++r) {
     const int row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows + r;
     if (row >= rows) continue;
-    const int64_t index = place.state + row_of(place, row);
+    const int64_t index = place.state + place.first_row + row;
 #pragma unroll
     for (int n = 0; n < kDim / 32; ++n) {
       call.states[index * kDim + n * 32 + lane] = state.output[r][n];
@@ -146,6 +154,19 @@ __global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
       call.states[states * (kDim + 1) + index] = state.sum[r];
     }
   }
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
+    split_floats(const __grid_constant__ SplitCall call) {
+  attend_float_rows<kDim, false>(call);
+}
+
+// With SplitCall::rows. Apart from split_floats, which would take more registers.
+template <int kDim>
+__global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
+    split_floats_listed(const __grid_constant__ SplitCall call) {
+  attend_float_rows<kDim, true>(call);
 }
 
 // Merges the unfinished states of one row in `chunks` chunks, `stride` apart, into an output and an
@@ -199,23 +220,21 @@ __global__ void __launch_bounds__(128, 8) split_merge(const __grid_constant__ Sp
   const int sequence = static_cast<int>(row / call.queries / call.heads);
   const int64_t stride = static_cast<int64_t>(call.group) * call.queries;
   const int64_t kv_head = static_cast<int64_t>(sequence) * call.kv_heads + head / call.group;
-  const int64_t first =
-      kv_head * (call.max_chunks + 1) * stride + head % call.group * call.queries + t;
+  const int64_t first = kv_head * (call.max_chunks + 1) * stride;
 
   const int length = prefix_length(call, sequence, head / call.group);
   float parts[3][kDim / 32];
   float lses[3];
-  const bool refreshed =
-      call.refresh != nullptr && call.refresh[static_cast<int64_t>(sequence) * call.queries + t];
-  if (!refreshed && call.reuse != nullptr &&
-      call.reuse[static_cast<int64_t>(sequence) * call.heads + head]) {
+  const int place = external_place(call, sequence, head, t);
+  if (place < 0) {
     load_row<kDim>(call.cached_external + row * call.dim, call.dim, parts[0]);
     lses[0] = call.cached_lse[row];
   } else {
-    lses[0] = finish_row<kDim>(call, first, stride, num_chunks(length), parts[0]);
+    lses[0] = finish_row<kDim>(call, first + place, stride, num_chunks(length), parts[0]);
   }
-  lses[1] = finish_row<kDim>(call, first + call.max_chunks * stride, stride,
-                             call.internal_keys > 0 ? 1 : 0, parts[1]);
+  lses[1] = finish_row<kDim>(
+      call, first + call.max_chunks * stride + head % call.group * call.queries + t, stride,
+      call.internal_keys > 0 ? 1 : 0, parts[1]);
   lses[2] = -INFINITY;
   if (call.residual != nullptr) {
     load_row<kDim>(call.residual + row * call.dim, call.dim, parts[2]);
@@ -266,8 +285,9 @@ template <class Scalar, int kDim>
 void launch_with(const SplitCall& call, Stream stream) {
   if constexpr (sizeof(Scalar) == 4) {
     using Tile = FloatTile<kDim>;
-    launch(split_floats<kDim>, split_grid(call, Tile::kRows), dim3{Tile::kThreads, 1, 1},
-           Tile::kSharedBytes, stream, call);
+    launch(call.rows == nullptr ? split_floats<kDim> : split_floats_listed<kDim>,
+           split_grid(call, Tile::kRows), dim3{Tile::kThreads, 1, 1}, Tile::kSharedBytes, stream,
+           call);
   } else if constexpr (kDim > 128) {
     // All variants take the same steps for a row, so the bits are the same. The GPU's shared memory
     // decides which one runs.

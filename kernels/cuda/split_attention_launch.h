@@ -62,12 +62,6 @@ struct SplitCall {
   const float* cached_external = nullptr;  // [S, H, T, D]
   const float* cached_lse = nullptr;       // [S, H, T]
 
-  // For refresh_rows of reuse_attention, else null: [S, T], the rows that read the prefix in heads
-  // that reuse, too; and [S, K, 1 + G * T], how many rows of a KV head read it, then these rows,
-  // ascending.
-  const bool* refresh = nullptr;
-  const int32_t* rows = nullptr;
-
   // For gather_attention, else null: KV head i reads counts[i] external keys, at the ascending
   // positions positions[i * capacity ...]. A negative count: all keys of the sequence.
   const int32_t* positions = nullptr;
@@ -79,6 +73,11 @@ struct SplitCall {
   int64_t* keys_read = nullptr;  // [S, K], or null: external keys read
 
   int32_t lengths[kMaxSequencesPerCall] = {};  // external keys of each sequence
+
+  // For refresh_rows of reuse_attention, else null: [S, K, 1 + 2 * G * T], how many rows of a KV
+  // head read the prefix; these rows, ascending; the place of each row among them, or -1. The
+  // states of the external keys are then in this order.
+  const int32_t* rows = nullptr;
 };
 
 BLOCKSCOPE_HOST_DEVICE inline int keys_per_chunk(int keys) {

@@ -6,14 +6,26 @@
 
 namespace blockscope::BLOCKSCOPE_BACKEND {
 
-// With refresh_rows: how many rows of a KV head read its prefix, then these rows.
+// With refresh_rows: SplitCall::rows of a KV head.
 __device__ __forceinline__ const int32_t* reading_rows(const SplitCall& call, int sequence,
                                                        int kv_head) {
   const int64_t head = static_cast<int64_t>(sequence) * call.kv_heads + kv_head;
-  return call.rows + head * (1 + call.group * call.queries);
+  return call.rows + head * (1 + 2 * call.group * call.queries);
 }
 
-// The external keys that a KV head reads.
+// The place of a row among the external states of its KV head; -1 if it takes the cached pair.
+__device__ __forceinline__ int external_place(const SplitCall& call, int sequence, int head,
+                                              int t) {
+  const int row = head % call.group * call.queries + t;
+  if (call.reuse == nullptr) return row;
+  if (call.rows != nullptr) {
+    return reading_rows(call, sequence, head / call.group)[1 + call.group * call.queries + row];
+  }
+  return call.reuse[static_cast<int64_t>(sequence) * call.heads + head] ? -1 : row;
+}
+
+// The external keys that a KV head reads. kListed: SplitCall::rows may be there.
+template <bool kListed = true>
 __device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence, int kv_head) {
   int length = call.lengths[sequence];
   if (call.counts != nullptr) {
@@ -21,18 +33,19 @@ __device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence
     if (count >= 0) length = count;
   }
   if (call.reuse == nullptr) return length;
-  if (call.rows != nullptr) return reading_rows(call, sequence, kv_head)[0] > 0 ? length : 0;
   const bool* reuse = call.reuse + static_cast<int64_t>(sequence) * call.heads +
                       static_cast<int64_t>(kv_head) * call.group;
   for (int g = 0; g < call.group; ++g) {
     if (!reuse[g]) return length;
   }
+  if (kListed && call.rows != nullptr && reading_rows(call, sequence, kv_head)[0] > 0)
+    return length;
   return 0;
 }
 
 // The keys of chunk blockIdx.x; empty if the prefix has no such chunk. Chunk max_chunks has the
 // internal keys.
-template <class Scalar>
+template <class Scalar, bool kListed = true>
 __device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, int sequence,
                                                    int kv_head) {
   const int chunk = static_cast<int>(blockIdx.x);
@@ -54,7 +67,7 @@ __device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, int se
     if (call.counts != nullptr && call.counts[head] >= 0) {
       span.positions = call.positions + head * call.capacity;
     }
-    const int length = prefix_length(call, sequence, kv_head);
+    const int length = prefix_length<kListed>(call, sequence, kv_head);
     const int64_t size = keys_per_chunk(length);
     const int64_t begin = chunk * size;
     const int64_t end = begin + size;

@@ -426,13 +426,10 @@ __device__ __forceinline__ void merge_sides(const SpreadCall& call, int64_t row,
   }
 }
 
-// Whether a row of the head, counted over [S, H], takes the cached pair.
-__device__ __forceinline__ bool reuses(const SplitCall& call, int64_t head) {
-  if (call.reuse == nullptr || !call.reuse[head]) return false;
-  if (call.refresh == nullptr) return true;
-  const bool* const refresh = call.refresh + head / call.heads * call.queries;
+// Whether a row of the head takes the cached pair.
+__device__ __forceinline__ bool reuses(const SplitCall& call, int sequence, int head) {
   for (int t = 0; t < call.queries; ++t) {
-    if (!refresh[t]) return true;
+    if (external_place(call, sequence, head, t) < 0) return true;
   }
   return false;
 }
@@ -446,7 +443,7 @@ __global__ void __launch_bounds__(128) spread_merge(const __grid_constant__ Spre
   const int64_t head = head_index(attention, head_number);
   const int thread = static_cast<int>(threadIdx.x);
   const int chunks = num_chunks(prefix_length(attention, sequence, kv_head));
-  const bool reused = reuses(attention, head);
+  const bool reused = reuses(attention, sequence, head_number);
   const auto queries = static_cast<float>(attention.queries);
 
   float sums[6] = {};  // entropies, then largest weights
