@@ -22,9 +22,12 @@
 #include "decode_record/files/command_files.h"
 #include "decode_record/interchange/reuse_file.h"
 #include "probe/checkpoint/checkpoint.h"
+#include "probe/commands/prediction_options.h"
 #include "probe/commands/study_texts.h"
 #include "probe/run/run_description.h"
 #include "probe/strategies/strategy_table.h"
+#include "probe/study/device_numbers.h"
+#include "probe/study/prediction.h"
 #include "probe/study/study.h"
 #include "probe/study/study_store.h"
 #include "probe/tasks/task_generator.h"
@@ -57,6 +60,8 @@ struct StudyFlags {
 };
 
 void check_flags(const CLI::App& command, const StudyFlags& flags) {
+  if (!flags.options.predict.empty()) return check_prediction_flags(command, flags.study);
+  refuse_without_prediction(command);
   const StudyInfo& info = study_by_name(flags.study);
   for (const char* option : kStudyOptions) {
     refuse_idle(command, option, std::ranges::find(info.options, option) != info.options.end(),
@@ -288,9 +293,33 @@ void make_folder(const StudyFlags& flags, const StudyInfo& info, const Study& st
   if (error) throw Error(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
 }
 
+void run_prediction(StudyFlags flags, const Environment& environment, const GnuplotPlace& place) {
+  const StudyInfo& info = prediction_info();
+  complete(flags, info);
+  if (!flags.no_figures) Gnuplot{place};
+  check_folder(flags, info);
+  CommandFiles files;
+  if (!is_given_device(flags.options.predict)) files.reads(flags.options.predict);
+  if (!flags.options.trace.empty()) files.reads_trace(flags.options.trace);
+  const std::string folder = prediction_folder(flags.model, environment);
+  if (!folder.empty()) files.reads_checkpoint(folder);
+  const PredictionSetting setting = prediction_setting(flags.model, environment);
+  const StudyReport report = predicted_report(flags.options, setting);
+  std::error_code error;
+  fs::create_directories(flags.options.folder, error);
+  if (error)
+    throw Error(fmt::format("{}: can't be created: {}", flags.options.folder, error.message()));
+  const std::string text = report_text(fmt::format("{} ({}): {} on {}\n", info.name, info.source,
+                                                   setting.model, flags.options.predict),
+                                       report);
+  write_results(report, info, flags, text, place, files);
+  say("{}", text);
+}
+
 void run_study(const CLI::App& command, StudyFlags flags, const Environment& environment,
                const GnuplotPlace& place) {
   const InterruptGuard guard;
+  if (!flags.options.predict.empty()) return run_prediction(std::move(flags), environment, place);
   const StudyInfo& info = study_by_name(flags.study);
   complete(flags, info);
   if (!flags.no_figures) Gnuplot{place};  // throws now, not after the run, if gnuplot is missing
@@ -332,6 +361,7 @@ std::string footer() {
   }
   return text +
          "Example: blockscope study needle models/needle --k 8,16,32 -o needle-study\n"
+         "Example: blockscope study time trado-8b --predict a100 --tp 2 --batch-size 128 -o paper\n"
          "The folder gets NAME.txt, NAME.csv, the figures and NAME.cells.jsonl, from which "
          "--resume "
          "goes on.";
@@ -376,6 +406,7 @@ void add_study_options(CLI::App& command, StudyFlags& flags) {
                     "caches: use these strategies (default: low_confidence_static,threshold)");
   group->add_option("--backbone", options.backbone,
                     "stages: compare with this autoregressive checkpoint");
+  add_prediction_options(*group, options);
 }
 
 void add_generated_options(CLI::App& command, StudyPromptFlags& flags) {

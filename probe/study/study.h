@@ -36,6 +36,11 @@ struct StudyOptions {
   std::vector<std::string> strategies;  // --strategies
   std::string backbone;                 // --backbone
   std::string folder;                   // -o
+  std::string predict;                  // --predict, a device; empty: times are measured
+  int64_t tp = 1;                       // --tp, devices that share the model
+  std::vector<int64_t> totals;          // --total-contexts
+  std::string trace;                    // --trace
+  std::optional<double> reuse_share;    // --reuse-share
 };
 
 struct StudyInput {
