@@ -42,8 +42,8 @@ void add_prediction_options(CLI::App& group, StudyOptions& options) {
   group.add_option("--trace", options.trace,
                    "time --predict: take steps a block and reuse from this trace");
   group
-      ->add_option("--reuse-share", options.reuse_share,
-                   "time --predict: let flashblock reuse in this share of the steps")
+      .add_option("--reuse-share", options.reuse_share,
+                  "time --predict: let flashblock reuse in this share of the steps")
       ->check(real_number(0.0, 1.0));
 }
 
@@ -57,12 +57,15 @@ void check_prediction_flags(const CLI::App& command, const std::string& study) {
     return std::ranges::find(own, name) != own.end() ||
            std::ranges::find(kUsedOptions, name) != kUsedOptions.end();
   };
-  for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0 || option->get_lnames().empty()) continue;
-    const std::string name = "--" + option->get_lnames().front();
-    if (used(name)) continue;
-    throw UsageError(
-        fmt::format("{}: does nothing together with --predict. HINT: leave one of them out", name));
+  std::vector<const CLI::App*> groups =
+      command.get_subcommands([](const CLI::App*) { return true; });
+  groups.push_back(&command);
+  for (const CLI::App* group : groups) {
+    for (const CLI::Option* option : group->get_options()) {
+      if (option->count() == 0 || option->get_lnames().empty()) continue;
+      const std::string name = "--" + option->get_lnames().front();
+      if (!used(name)) refuse_idle_beside(command, name, "--predict");
+    }
   }
   refuse_idle_beside(command, "--contexts", "--total-contexts");
   refuse_idle_beside(command, "--reuse-share", "--trace");
