@@ -152,7 +152,7 @@ PolicyEntry flashblock_entry() {
   entry.options = {
       whole_option(
           "tau", &PolicyOptions::tau, 1,
-          "reuse when fewer than tau tokens were decided (default: that of the reuse file, or 2)"),
+          "reuse when fewer than tau tokens are counted (default: that of the reuse file, or 2)"),
       word_option("count", &PolicyOptions::count, {kReuseCounts.begin(), kReuseCounts.end()},
                   "tokens that tau counts: decided since the last pass that read the prefix, or "
                   "changed by this step (default: that of the reuse file, or since_read)"),

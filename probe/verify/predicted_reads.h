@@ -26,8 +26,8 @@ struct PassRow {
   int64_t decided = 0;         // SequencePass::decided
   int64_t run_step = 0;        // SequencePass::run_step
   int64_t planned_steps = 0;   // SequencePass::planned_steps
-  std::vector<bool> changed_rows;  // SequencePass::changed_rows, [B]
-  std::vector<bool> masked;        // SequencePass::masked, [B]
+  std::vector<bool> changed_rows = {};  // SequencePass::changed_rows, [B]
+  std::vector<bool> masked = {};        // SequencePass::masked, [B]
 };
 
 /// FlashBlock's rule (reuse_rule.h) over the passes of one sequence, in their order: every head of

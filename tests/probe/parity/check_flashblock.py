@@ -1,9 +1,9 @@
 """The flashblock policy: its rule, what it reuses and what its shadow says, replayed in numpy from
 traces read with h5py alone.
 
-Which heads reused must follow from M alone, summed since the last read or of the step; a reused row must carry the A_out, L_out of the row it
-took them from; /shadow must hold the exact values and /attention the exact ones wherever nothing was
-reused. Fed with an exact run's trajectory, tau = 1 with M >= 1 everywhere reuses nothing and must
+Which heads reused must follow from M alone, of the step or summed since the last read; a reused row
+must carry the A_out, L_out of the row it took them from; /shadow must hold the exact values and
+/attention the exact ones wherever nothing was reused. Fed with an exact run's trajectory, tau = 1 with M >= 1 everywhere reuses nothing and must
 record the same numbers bit for bit.
 """
 
@@ -33,14 +33,16 @@ def check_rule(trace, spec, tau, mask, count="since_read"):
     kinds, steps = trace.rows("/steps/kind"), trace.rows("/steps/step")
     changed, counts = trace.rows("/steps/changed"), [0, 0]
     since_read, rows_read = trace.rows("/steps/since_read"), trace.rows("/steps/rows_read")
-    spec_block = int(trace.file.attrs["block_length"])
+    block = int(trace.file.attrs["block_length"])
     for index in range(trace.num_sequences):
         for row in (int(r) for r in trace.rows_of(index) if kinds[r] == DENOISE):
             counted = changed[row] + (since if steps[row] > 1 and count == "since_read" else 0)
             may = steps[row] > 1 and counted < tau
             if count == "since_read":
-                harness.require(since_read[row] == counted, f"row {row}: since_read {since_read[row]}, not {counted}")
-            harness.require(rows_read[row] == (0 if may else spec_block), f"row {row}: rows_read {rows_read[row]}")
+                harness.require(since_read[row] == counted,
+                                f"row {row}: since_read {since_read[row]}, not {counted}")
+            harness.require(rows_read[row] == (0 if may else block),
+                            f"row {row}: rows_read {rows_read[row]}")
             since = counted if may else 0
             reused = trace.file["/attention/reused"][row].astype(bool)
             harness.require(np.array_equal(reused, mask & may),
@@ -144,8 +146,10 @@ def main():
         checkpoint = folder / "checkpoint"
         write_checkpoint(checkpoint, spec)
         all_heads = np.ones((spec["layers"], spec["heads"]), bool)
-        for count, tau in [*((count, tau) for count in ("since_read", "step") for tau in (1, 2, 3)), ("since_read", 5)]:
-            trace = run(folder, checkpoint, spec, "--policy", f"flashblock,tau={tau},count={count}", "--shadow")
+        rules = [(count, tau) for count in ("since_read", "step") for tau in (1, 2, 3)]
+        for count, tau in [*rules, ("since_read", 5)]:
+            trace = run(folder, checkpoint, spec, "--policy",
+                        f"flashblock,tau={tau},count={count}", "--shadow")
             reused, fresh = check_rule(trace, spec, tau, all_heads, count)
             check_shadow(trace, CASE, spec, worst)
             print(f"count {count}, tau {tau}: {reused} of {reused + fresh} head rows reused", flush=True)
