@@ -73,7 +73,8 @@ class TauStudy : public PromptStudy {
   NumberTable csv(const std::vector<TaskTotals>& by_task,
                   const std::vector<ContextTotals>& by_context) const;
   Figure times_figure(const std::vector<ContextTotals>& totals) const;
-  Figure trade_off(const std::vector<MethodTotals>& totals) const;
+  Figure trade_off(const std::vector<MethodTotals>& totals, const char* name, const char* saved,
+                   double (MethodTotals::*share)() const) const;
 
   std::vector<TauMethod> methods_;
 };
@@ -156,29 +157,31 @@ Figure TauStudy::times_figure(const std::vector<ContextTotals>& totals) const {
   return figure;
 }
 
-/// Accuracy against what was saved, a curve for each variant. `totals`: by method, all tasks.
-Figure TauStudy::trade_off(const std::vector<MethodTotals>& totals) const {
-  LineChart chart{.x_label = "query-key products not computed (%)", .y_label = "accuracy (%)"};
+/// Accuracy against a share of what was saved, a curve for each variant. `totals`: by method, all
+/// tasks.
+Figure TauStudy::trade_off(const std::vector<MethodTotals>& totals, const char* name,
+                           const char* saved, double (MethodTotals::*share)() const) const {
+  LineChart chart{.x_label = fmt::format("{} (%)", saved), .y_label = "accuracy (%)"};
   chart.y_upper = 100.0;
   chart.x_from = 0.0;
   for (const std::string& variant : input_.options.policies) {
     std::vector<std::pair<double, double>> points{
-        {100.0 * totals.front().products_saving(), 100.0 * totals.front().accuracy()}};
+        {100.0 * (totals.front().*share)(), 100.0 * totals.front().accuracy()}};
     for (size_t m = 1; m < methods_.size(); ++m) {
       if (methods_[m].variant != variant) continue;
-      points.emplace_back(100.0 * totals[m].products_saving(), 100.0 * totals[m].accuracy());
+      points.emplace_back(100.0 * (totals[m].*share)(), 100.0 * totals[m].accuracy());
     }
     std::ranges::sort(points);
     Curve curve{.title = variant, .x = {}, .y = {}};
-    for (const auto& [saved, accuracy] : points) {
-      curve.x.push_back(saved);
+    for (const auto& [x, accuracy] : points) {
+      curve.x.push_back(x);
       curve.y.push_back(accuracy);
     }
     chart.curves.push_back(std::move(curve));
   }
   Figure figure;
-  figure.name = "tau-trade-off";
-  figure.title = "Accuracy against the attention that is left out, by τ";
+  figure.name = name;
+  figure.title = fmt::format("Accuracy against {}, by τ", saved);
   figure.caption = fmt::format(
       "{} prompts of all tasks. A point for exact and for each τ of {}; as FlashBlock, Table 4.",
       prompts_.size(), fmt::join(input_.options.taus, ", "));
@@ -223,7 +226,11 @@ StudyReport TauStudy::report(const std::vector<nlohmann::json>& values) const {
        times(by_context)}};
   report.csv = csv(by_task, by_context);
   if (by_context.front().size() > 1) report.figures.push_back(times_figure(by_context));
-  if (all.front().scored > 0) report.figures.push_back(trade_off(all));
+  if (all.front().scored > 0) {
+    report.figures.push_back(trade_off(all, "tau-keys", "keys not read", &MethodTotals::saving));
+    report.figures.push_back(trade_off(all, "tau-products", "query-key products not computed",
+                                       &MethodTotals::products_saving));
+  }
   return report;
 }
 
