@@ -105,10 +105,6 @@ bool is_harmless_extra(const std::string& name, const ModelConfig& config) {
          (config.tie_word_embeddings && name == family_of(config).weights.lm_head);
 }
 
-bool is_float(TensorDtype dtype) {
-  return dtype == TensorDtype::kF32 || dtype == TensorDtype::kF16 || dtype == TensorDtype::kBF16;
-}
-
 /// With a tied embedding, an LM head in the files must be its copy. If it is not, the files have
 /// two meanings: transformers 4 uses the embedding, transformers 5 the head.
 void check_tied_head(const Checkpoint& checkpoint) {
@@ -245,6 +241,18 @@ Checkpoint Checkpoint::open(const fs::path& folder, const ModelOverrides& overri
   return checkpoint;
 }
 
+void Checkpoint::adapt(const fs::path& adapter_folder) {
+  Adapter adapter = Adapter::open(adapter_folder, config_);
+  const std::string made_for = adapter.base_digest();
+  if (const std::string own = digest(); !made_for.empty() && made_for != own) {
+    throw CheckpointError(
+        fmt::format("{}: expected the checkpoint that it was trained on, of digest {}, got {} of "
+                    "digest {}. HINT: adapter_config.json names the base",
+                    adapter_folder.string(), made_for, folder_.string(), own));
+  }
+  adapter_.emplace(std::move(adapter));
+}
+
 std::uint64_t Checkpoint::total_bytes() const {
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : by_name_) bytes += tensor->size;
@@ -279,7 +287,7 @@ void Checkpoint::check_tensors(const std::vector<ExpectedTensor>& expected) cons
     const TensorInfo* tensor = find(entry.name);
     if (tensor == nullptr) {
       missing.push_back(entry.name + " " + shape_text(entry.shape));
-    } else if (tensor->shape != entry.shape || !is_float(tensor->dtype)) {
+    } else if (tensor->shape != entry.shape || !is_weight_dtype(tensor->dtype)) {
       misshapen.push_back(fmt::format("{}: expected {} of F32, F16 or BF16, got {} of {}{}",
                                       entry.name, shape_text(entry.shape),
                                       shape_text(tensor->shape), tensor_dtype_name(tensor->dtype),

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "probe/checkpoint/adapter.h"
 #include "probe/checkpoint/model_config.h"
 #include "probe/checkpoint/safetensors.h"
 
@@ -41,6 +43,11 @@ class Checkpoint {
   /// inv_freq, and a copy of the tied embedding as lm_head.weight.
   static Checkpoint open(const std::filesystem::path& folder, const ModelOverrides& overrides = {});
 
+  /// Adds an adapter: the loaded model has its sums, and digest() covers it. Throws CheckpointError
+  /// if the adapter does not fit, or was trained on another checkpoint.
+  void adapt(const std::filesystem::path& adapter_folder);
+  const std::optional<Adapter>& adapter() const { return adapter_; }
+
   const std::filesystem::path& folder() const { return folder_; }
   const ModelConfig& config() const { return config_; }
   const std::vector<SafetensorsFile>& files() const { return files_; }
@@ -56,8 +63,8 @@ class Checkpoint {
 
   /// 64 hex digits: SHA-256 over the resolved config values that decide the model's numbers, then,
   /// for every tensor in name order, its name, dtype, shape and first and last 64 KiB. Sharded and
-  /// single files give the same digest. Reads at most 128 KiB per tensor, so an 8B model takes well
-  /// under a second if its files are cached.
+  /// single files give the same digest. An adapter's digest is included. Reads at most 128 KiB per
+  /// tensor, so an 8B model takes well under a second if its files are cached.
   std::string digest() const;
 
  private:
@@ -66,6 +73,7 @@ class Checkpoint {
   ModelConfig config_;
   std::vector<SafetensorsFile> files_;
   std::unordered_map<std::string_view, const TensorInfo*> by_name_;
+  std::optional<Adapter> adapter_;
 };
 
 /// Identifies the meaning of token ids: SHA-256 of the folder's tokenizer.json, 64 hex digits.

@@ -55,6 +55,7 @@ std::string Checkpoint::digest() const {
     hash.update({bytes, kSampledBytes});
     hash.update({bytes + (size - kSampledBytes), kSampledBytes});
   }
+  if (adapter_) update(hash, fmt::format("adapter {}\n", adapter_->digest()));
   std::string text;
   for (const std::uint8_t byte : hash.finish()) text += fmt::format("{:02x}", byte);
   return text;

@@ -21,6 +21,10 @@ enum class TensorDtype { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kB
 
 /// "F32", "BF16", ... as in the header.
 std::string_view tensor_dtype_name(TensorDtype dtype);
+/// Whether weights may have it: F32, F16 or BF16.
+inline bool is_weight_dtype(TensorDtype dtype) {
+  return dtype == TensorDtype::kF32 || dtype == TensorDtype::kF16 || dtype == TensorDtype::kBF16;
+}
 /// Bytes per element.
 std::size_t tensor_dtype_size(TensorDtype dtype);
 

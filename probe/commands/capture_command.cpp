@@ -195,8 +195,7 @@ void check_files(const CaptureFlags& flags, const PolicyOptions& policy, const s
   for (const Intervention& one : policy.interventions) files.reads_trace(one.trace);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
   files.reads_trace(flags.replay);
-  files.reads_checkpoint(
-      resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  reads_model(files, flags.model, environment);
   if (!flags.draft.empty()) files.reads_checkpoint(draft_folder(flags.draft, environment));
   for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
 }

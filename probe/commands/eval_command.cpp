@@ -146,7 +146,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   if (command != nullptr) note_shared_keys(chosen, model);
   const ChosenPolicy policy = choose_policy(chosen, policy_model(model));
   EvalReport report;
-  report.model = model_flags.model;
+  report.model = model.text();
   report.policy = policy_text(chosen);
   report.strategy = decode.autoregressive() ? "token by token" : strategy_text(decode.unmasking);
   report.settings = settings_of(flags, model, decode, policy);
@@ -257,9 +257,9 @@ void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment
   files.reads(policy.reuse_file);
   for (const Intervention& one : policy.interventions) files.reads_trace(one.trace);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
-  for (const std::string& model : {flags.model.model, flags.backbone}) {
-    if (model.empty()) continue;
-    files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
+  reads_model(files, flags.model, environment);
+  if (!flags.backbone.empty()) {
+    reads_model(files, flags_of_backbone(flags.model, flags.backbone), environment);
   }
   if (!flags.json_path.empty()) output = files.open(flags.json_path, flags.force);
   const std::vector<TaskPrompt> prompts = make_prompts(flags);
@@ -267,10 +267,8 @@ void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment
   reports.push_back(evaluate_model(&command, flags, flags.model, prompts, environment));
   print_report(reports.back(), flags);
   if (!flags.backbone.empty()) {
-    ModelFlags backbone = flags.model;
-    backbone.model = flags.backbone;
-    backbone.asked_revision = nullptr;  // --revision names the other model's
-    backbone.overrides = {};            // autoregressive: no blocks and no mask
+    ModelFlags backbone = flags_of_backbone(flags.model, flags.backbone);
+    backbone.overrides = {};  // autoregressive: no blocks and no mask
     EvalFlags exact = flags;
     exact.policy = "exact";
     exact.interventions.clear();

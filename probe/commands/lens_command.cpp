@@ -90,7 +90,7 @@ void run_lens(const CLI::App& command, const LensFlags& flags, const Environment
   check_checkpoint(trace, model);
   CommandFiles files;
   files.reads(trace.info().path);
-  files.reads_checkpoint(model.source.folder.string());
+  reads_model(files, flags.model, environment);
   std::optional<OutputFile> csv, json, figure;
   if (!flags.csv.empty()) csv.emplace(files.open(flags.csv, flags.force));
   if (!flags.json.empty()) json.emplace(files.open(flags.json, flags.force));

@@ -244,9 +244,9 @@ CommandFiles inputs_of(const StudyFlags& flags, const Environment& environment) 
   for (const std::string& strategy : flags.options.strategies) {
     files.reads(read_strategy(strategy).frequencies_file);
   }
-  for (const std::string& model : {flags.model.model, flags.options.backbone}) {
-    if (model.empty()) continue;
-    files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
+  reads_model(files, flags.model, environment);
+  if (!flags.options.backbone.empty()) {
+    reads_model(files, flags_of_backbone(flags.model, flags.options.backbone), environment);
   }
   return files;
 }

@@ -122,7 +122,7 @@ void open_figures(const VerifyFlags& flags, const GnuplotPlace& place, CommandFi
 }
 
 VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
-                           const fs::path& model_folder) {
+                           const Environment& environment) {
   CommandFiles files;
   files.reads(flags.setting.policy.reuse_file);
   files.reads(flags.reference.reuse_file);
@@ -131,7 +131,7 @@ VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
   files.reads(flags.prompts.regions);
   for (const Intervention& one : flags.setting.policy.interventions) files.reads_trace(one.trace);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
-  files.reads_checkpoint(model_folder.string());
+  reads_model(files, flags.model, environment);
   VerifyOutputs outputs;
   if (!flags.output.empty()) outputs.json = files.open(flags.output, flags.force);
   if (!flags.csv.empty()) outputs.csv = files.open(flags.csv, flags.force);
@@ -175,8 +175,7 @@ VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
 
 void verify(const VerifyFlags& flags, const Environment& environment, const GnuplotPlace& place) {
   const InterruptGuard guard;  // before the first output: a signal must not leave a partial one
-  VerifyOutputs outputs = open_outputs(
-      flags, place, resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  VerifyOutputs outputs = open_outputs(flags, place, environment);
   LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);
   check_policy_fits(flags.setting.policy, policy_site(decode), "--policy");
@@ -243,8 +242,7 @@ void verify_draft(const CLI::App& command, const VerifyFlags& flags,
   const InterruptGuard guard;  // before the output: a signal must not leave a partial one
   CommandFiles files;
   files.reads(flags.prompts.file);
-  files.reads_checkpoint(
-      resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  reads_model(files, flags.model, environment);
   files.reads_checkpoint(draft_folder(flags.draft, environment));
   std::optional<OutputFile> output;
   if (!flags.output.empty()) output = files.open(flags.output, flags.force);

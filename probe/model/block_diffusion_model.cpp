@@ -115,6 +115,22 @@ BlockDiffusionModel BlockDiffusionModel::for_longest_sequence(int64_t length) co
   return model;
 }
 
+BlockDiffusionModel BlockDiffusionModel::with_low_rank(
+    const std::map<std::string, LowRank>& parts) const {
+  BlockDiffusionModel model = *this;
+  const WeightNames& names = family_of(config_).weights;
+  for (int64_t index = 0; index < config_.num_layers; ++index) {
+    AttentionLayer& layer = model.layers_[static_cast<size_t>(index)].attention;
+    for (const auto& [name, linear] :
+         {std::pair{&names.q, &layer.q_proj}, std::pair{&names.k, &layer.k_proj},
+          std::pair{&names.v, &layer.v_proj}, std::pair{&names.o, &layer.o_proj}}) {
+      const auto found = parts.find(names.layer_prefix(index) + *name + ".weight");
+      if (found != parts.end()) linear->add(found->second);
+    }
+  }
+  return model;
+}
+
 void BlockDiffusionModel::scale_rope(int64_t longest_sequence) {
   const RopeFrequencies rope = rope_inverse_frequencies(config_, longest_sequence);
   inverse_frequencies_ = at::tensor(rope.inv_freq, at::kDouble).to(device(), at::kFloat);

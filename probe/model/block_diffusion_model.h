@@ -25,6 +25,11 @@ using WeightMap = std::map<std::string, at::Tensor>;
 /// rows (queries, keys and values; gate and up) are adjacent in memory and can be one product.
 WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Device device);
 
+/// A checkpoint's tensor, on the CPU. If an adapter changes it, the sum W + scale * B A in float32,
+/// else the mapping in its own dtype, which lives as long as the checkpoint. Throws CheckpointError
+/// for adapters with numbers that are not finite.
+at::Tensor adapted_weight(const Checkpoint& checkpoint, const std::string& name);
+
 class BlockDiffusionModel {
  public:
   /// `weights` must hold every tensor of expected_tensors(config). They are used unchanged (dtype,
@@ -70,6 +75,10 @@ class BlockDiffusionModel {
   /// positions (prompt and answer). Only `dynamic` RoPE scaling depends on the length. A newly
   /// built or loaded model is ready for max_position_embeddings.
   BlockDiffusionModel for_longest_sequence(int64_t length) const;
+
+  /// The same model with shared weights, and a trained part for each projection of this map, by the
+  /// name of its weight. Not for decoding.
+  BlockDiffusionModel with_low_rank(const std::map<std::string, LowRank>& parts) const;
 
   /// The projections of layer `index`.
   const AttentionLayer& attention_layer(int64_t index) const {

@@ -81,7 +81,7 @@ Linear::Linear(at::Tensor weight, at::Tensor bias)
     : weight_(std::move(weight)), bias_(std::move(bias)), out_(weight_.size(0)) {}
 
 void Linear::pack() {
-  if (!defined() || packed() || !weight_.is_cpu()) return;
+  if (!defined() || packed() || part_.a.defined() || !weight_.is_cpu()) return;
   if (PackedMatrix::fits(weight_)) {
     matrix_ = PackedMatrix(weight_, bias_);
     weight_ = at::Tensor();
@@ -109,6 +109,11 @@ Linear joined(const std::vector<const Linear*>& parts) {
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
   if (matrix_.defined()) return matrix_(x);
+  if (part_.a.defined()) {
+    const at::Tensor dropped = part_.dropout > 0.0 ? at::dropout(x, part_.dropout, true) : x;
+    const at::Tensor part = at::linear(at::linear(dropped, part_.a), part_.b);
+    return at::linear(x, weight_, bias_) + part * part_.scale;
+  }
   if (!by_onednn_) return at::linear(x, weight_, bias_);
   if (x.numel() == 0) {
     std::vector<int64_t> shape = x.sizes().vec();

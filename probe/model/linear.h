@@ -4,11 +4,21 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/packed_matrix.h"
 
 namespace blockscope {
+
+/// The trained part of a projection (LoRA, arXiv 2106.09685; PEFT's lora.Linear): adds
+/// scale * dropout(x) A^T B^T. Dropout draws from torch's default generator.
+struct LowRank {
+  at::Tensor a;          // [r, in]
+  at::Tensor b;          // [out, r]
+  double scale = 1.0;    // lora_alpha / r
+  double dropout = 0.0;  // share of x's entries that are zeroed; the others grow by 1 / (1 - share)
+};
 
 /// x [..., in] -> [..., out], in the dtype of the weight.
 ///
@@ -30,6 +40,8 @@ class Linear {
   /// Lays the weight out once for the products of this CPU. Changes nothing on another device, for
   /// a dtype without a kernel, and for a weight too small for oneDNN to gain. Not differentiable.
   void pack();
+  /// Adds a trained part. The layer can't be packed afterwards.
+  void add(LowRank part) { part_ = std::move(part); }
   bool packed() const { return matrix_.defined() || by_onednn_; }
 
   const at::Tensor& weight() const { return weight_; }    // undefined if packed for our kernels
@@ -40,6 +52,7 @@ class Linear {
   at::Tensor weight_;  // [out, in]; by_onednn_: in oneDNN's layout, opaque to ATen
   at::Tensor bias_;
   PackedMatrix matrix_;
+  LowRank part_;  // undefined: none
   int64_t out_ = 0;
   bool by_onednn_ = false;
 };

@@ -1,10 +1,12 @@
 // From mapped safetensors to the model's weights.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/family_table.h"
 #include "probe/model/block_diffusion_model.h"
 
@@ -63,16 +65,46 @@ WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Dev
   return weights;
 }
 
+namespace {
+
+/// The tensor in its file's dtype. It reads the mapping.
+at::Tensor mapped(const TensorInfo& info) {
+  // from_blob needs a mutable pointer, but callers only read the read-only mapping.
+  auto* data = const_cast<std::byte*>(info.data);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  return at::from_blob(data, info.shape, at::dtype(scalar_type(info.dtype)));
+}
+
+/// A part of an adapter in float32, finite.
+at::Tensor adapter_part(const Adapter& adapter, const TensorInfo& info) {
+  at::Tensor values = mapped(info).to(at::kFloat);
+  if (values.isfinite().all().item<bool>()) return values;
+  throw CheckpointError(
+      fmt::format("{}: tensor \"{}\": expected finite numbers, got {} that are not. HINT: its "
+                  "training diverged; use an earlier adapter",
+                  (adapter.folder() / kAdapterWeightsName).string(), info.name,
+                  values.isfinite().logical_not().sum().item<int64_t>()));
+}
+
+}  // namespace
+
+at::Tensor adapted_weight(const Checkpoint& checkpoint, const std::string& name) {
+  const at::Tensor own = mapped(checkpoint.at(name));
+  if (!checkpoint.adapter()) return own;
+  const Adapter& adapter = *checkpoint.adapter();
+  for (const AdaptedWeight& part : adapter.weights()) {
+    if (part.target.weight != name) continue;
+    const at::Tensor a = adapter_part(adapter, *part.a);
+    const at::Tensor b = adapter_part(adapter, *part.b);
+    return at::addmm(own.to(at::kFloat), b, a, 1.0, part.scale);
+  }
+  return own;
+}
+
 BlockDiffusionModel BlockDiffusionModel::load(const Checkpoint& checkpoint, at::ScalarType dtype,
                                               at::Device device) {
   WeightMap weights = empty_weights(checkpoint.config(), dtype, device);
   for (auto& [name, weight] : weights) {
-    const TensorInfo& info = checkpoint.at(name);
-    // from_blob needs a mutable pointer, but the copy below only reads the read-only mapping.
-    auto* data =
-        const_cast<std::byte*>(info.data);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-    const at::Tensor mapped = at::from_blob(data, info.shape, at::dtype(scalar_type(info.dtype)));
-    weight.copy_(mapped);
+    weight.copy_(adapted_weight(checkpoint, name));
   }
   return BlockDiffusionModel(checkpoint.config(), std::move(weights));
 }

@@ -48,6 +48,8 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   flags.asked_revision =
       app.add_option("--revision", flags.revision, "Use this revision of a model id")
           ->capture_default_str();
+  app.add_option("--adapter", flags.adapter,
+                 "Add this LoRA adapter (folder in PEFT's format) to the weights");
   app.add_option("--dtype", flags.dtype, "auto (the checkpoint's), float32, bfloat16, float16")
       ->capture_default_str();
   app.add_option("--device", flags.device, "Run on cpu, cuda (each rank on its own GPU) or cuda:N")
@@ -75,12 +77,17 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
         "--revision: does nothing for a folder, and {} is one. HINT: leave the option out",
         flags.model));
   }
-  const Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
+  Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
   if (checkpoint.config().draft) {
     throw CheckpointError(fmt::format(
         "{}: is a DFlash draft, which needs the hidden states of its target. HINT: use blockscope "
         "capture TARGET --draft {}",
         loaded.source.folder.string(), flags.model));
+  }
+  if (!flags.adapter.empty()) {
+    checkpoint.adapt(flags.adapter);
+    loaded.adapter = flags.adapter;
+    loaded.adapter_digest = checkpoint.adapter()->digest();
   }
   loaded.config = checkpoint.config();
   loaded.digest = checkpoint.digest();
@@ -93,8 +100,8 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
 
 void check_draft_flags(const CLI::App& app) {
   for (const char* option :
-       {"--strategy", "--denoising-steps", "--cache", "--policy", "--intervene", "--shadow",
-        "--mask-token-id", "--no-graphs", "--predictions", "--steps"}) {
+       {"--adapter", "--strategy", "--denoising-steps", "--cache", "--policy", "--intervene",
+        "--shadow", "--mask-token-id", "--no-graphs", "--predictions", "--steps"}) {
     const CLI::Option* given = app.get_option_no_throw(option);
     if (given == nullptr || given->count() == 0) continue;
     throw UsageError(
@@ -107,6 +114,21 @@ void check_draft_flags(const CLI::App& app) {
 ModelFlags flags_of_target(ModelFlags flags) {
   flags.overrides = {};
   return flags;
+}
+
+ModelFlags flags_of_backbone(ModelFlags flags, const std::string& backbone) {
+  flags.model = backbone;
+  flags.adapter.clear();
+  flags.asked_revision = nullptr;  // --revision names the other model's
+  return flags;
+}
+
+void reads_model(CommandFiles& files, const ModelFlags& flags, const Environment& environment) {
+  files.reads_checkpoint(resolve_model(flags.model, flags.revision, environment.hub).folder);
+  if (flags.adapter.empty()) return;
+  for (const char* name : {kAdapterConfigName, kAdapterWeightsName}) {
+    files.reads((flags.adapter / name).string());
+  }
 }
 
 std::filesystem::path draft_folder(const std::string& name, const Environment& environment) {
@@ -150,6 +172,11 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
   return loaded;
 }
 
+std::string LoadedModel::text() const {
+  return adapter.empty() ? source.requested
+                         : fmt::format("{} with adapter {}", source.requested, adapter.string());
+}
+
 std::string LoadedModel::model_json() const {
   nlohmann::json json = {
       {"requested", source.requested},
@@ -167,6 +194,8 @@ std::string LoadedModel::model_json() const {
       {"head_dim", config.head_dim},
       {"resolved", nlohmann::json::parse(resolved_json(config))},
   };
+  if (!adapter.empty())
+    json["adapter"] = {{"folder", adapter.string()}, {"digest", adapter_digest}};
   if (!device.is_cpu()) json["device"] = device.str();
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "decode_record/files/command_files.h"
 #include "probe/decode/decoder.h"
 #include "probe/draft/draft_decoder.h"
 #include "probe/draft/draft_model.h"
@@ -20,6 +21,7 @@ namespace blockscope {
 struct ModelFlags {
   std::string model;  // folder or hub id
   std::string revision = "main";
+  std::filesystem::path adapter;                // folder of a LoRA adapter; empty: none
   std::string dtype = "auto";                   // auto | float32 | bfloat16 | float16
   std::string device = "cpu";                   // cpu | cuda | cuda:N
   std::string ranks = "auto";                   // none | auto | R/N
@@ -35,12 +37,16 @@ void add_model_flags(CLI::App& app, ModelFlags& flags);
 struct LoadedModel {
   ResolvedModel source;
   ModelConfig config;
-  std::string digest;  // Checkpoint::digest()
+  std::filesystem::path adapter;  // folder; empty: none
+  std::string adapter_digest;     // Adapter::digest()
+  std::string digest;             // Checkpoint::digest(), with the adapter
   at::ScalarType dtype;
   at::Device device = at::kCPU;
   uint64_t checkpoint_bytes = 0;
   std::shared_ptr<BlockDiffusionModel> model;
 
+  /// The model as it was asked for, with its adapter: for people.
+  std::string text() const;
   /// JSON text for /model/json: source, digest, dtype, every resolved value with its source.
   std::string model_json() const;
 };
@@ -58,6 +64,10 @@ struct LoadedDraft {
 void check_draft_flags(const CLI::App& app);
 /// The same flags for the target, without the overrides of the config, which are the draft's.
 ModelFlags flags_of_target(ModelFlags flags);
+/// The same flags for a backbone, which has its own revision and no adapter.
+ModelFlags flags_of_backbone(ModelFlags flags, const std::string& backbone);
+/// Names the files of checkpoint and adapter as inputs.
+void reads_model(CommandFiles& files, const ModelFlags& flags, const Environment& environment);
 std::filesystem::path draft_folder(const std::string& name, const Environment& environment);
 /// `name`: folder or hub id. Throws CheckpointError if the checkpoint is not a draft, or not one
 /// for this target.

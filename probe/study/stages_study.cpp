@@ -49,9 +49,7 @@ class StagesStudy : public Study {
       return capture(cell, input_.model, input_.decode, prompts, "");
     }
     ReplaySource replay = read_replay(trace(0));
-    ModelFlags flags = input_.model_flags;
-    flags.model = input_.options.backbone;
-    flags.asked_revision = nullptr;
+    ModelFlags flags = flags_of_backbone(input_.model_flags, input_.options.backbone);
     flags.overrides.mask_token_id = replay.mask_token_id;
     flags.overrides.mask_source = "replayed trace";
     flags.overrides.block_length = replay.block_length;

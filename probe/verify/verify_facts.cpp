@@ -21,7 +21,7 @@ std::string dtype_name(at::ScalarType dtype) {
 VerifyFacts facts_of(const std::string& prompts_file, const LoadedModel& model,
                      const std::vector<RunPrompt>& prompts) {
   VerifyFacts facts;
-  facts.model = model.source.requested;
+  facts.model = model.text();
   facts.digest = model.digest;
   facts.dtype = dtype_name(model.dtype);
   facts.prompts = prompts_file;

@@ -115,5 +115,44 @@ TEST(PackedModel, CountsATiedHeadTwice) {
   }
 }
 
+/// y = x W^T + b + scale * dropout(x) A^T B^T. With A, B one unit each, the part shows dropped x.
+TEST(LowRank, DropsAndScalesTheInputOfItsPartAlone) {
+  at::manual_seed(3);
+  const int64_t width = 20'000;
+  const at::Tensor x = at::full({1, width}, 2.0F);
+  Linear linear(at::ones({1, width}), at::full({1}, 5.0F));
+  const double plain = 2.0 * static_cast<double>(width) + 5.0;
+  LowRank part{at::ones({1, width}), at::ones({1, 1}), 0.5, 0.0};
+  linear.add(part);
+  EXPECT_NEAR(linear(x).item<double>(), plain + 0.5 * 2.0 * static_cast<double>(width), 1.0);
+  part.dropout = 0.25;
+  linear.add(part);
+  const double dropped = (linear(x).item<double>() - plain) / 0.5;
+  // Entries are 0 or 2 / 0.75; their number is binomial.
+  const double kept = dropped / (2.0 / 0.75) / static_cast<double>(width);
+  EXPECT_NEAR(kept, 0.75, 0.02);
+  EXPECT_NE(linear(x).item<double>(), linear(x).item<double>());
+}
+
+TEST(LowRank, ChangesOnlyTheProjectionsItNames) {
+  const BlockDiffusionModel model = tiny_model(4);
+  const std::string name = "model.layers.1.self_attn.v_proj.weight";
+  const at::Tensor& weight = model.weights().at(name);
+  const at::Tensor a = at::randn({2, weight.size(1)});
+  const at::Tensor b = at::randn({weight.size(0), 2});
+  const BlockDiffusionModel adapted = model.with_low_rank({{name, {a, b, 0.5, 0.0}}});
+  WeightMap summed = model.weights();
+  summed[name] = weight + 0.5 * b.matmul(a);
+  const BlockDiffusionModel merged(model.config(), summed);
+  const at::Tensor tokens = at::arange(12, at::kLong).view({1, 12});
+  const auto logits = [&](const BlockDiffusionModel& of) {
+    FullAttention seams;
+    return of.logits(of.forward(tokens, tokens, seams));
+  };
+  const at::Tensor expected = logits(merged);
+  EXPECT_LT((logits(adapted) - expected).abs().max().item<double>(), 1e-4);
+  EXPECT_GT((logits(model) - expected).abs().max().item<double>(), 1e-2);
+}
+
 }  // namespace
 }  // namespace blockscope::testing
