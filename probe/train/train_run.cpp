@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -12,9 +11,10 @@
 #include "command_line/standard_streams.h"
 #include "decode_record/base/error.h"
 #include "decode_record/files/command_files.h"
-#include "decode_record/files/scratch_folder.h"
 #include "probe/checkpoint/family_table.h"
 #include "probe/train/evaluation.h"
+#include "probe/train/reuse_run.h"
+#include "probe/train/run_log.h"
 #include "probe/train/train_settings.h"
 
 namespace blockscope {
@@ -31,49 +31,25 @@ double share(std::int64_t right, std::int64_t asked) {
   return asked > 0 ? static_cast<double>(right) / static_cast<double>(asked) : 0.0;
 }
 
-/// One stage's CSV log, one line per step. A resumed run drops the lines that it will write again.
-class CsvLog {
- public:
-  CsvLog(const fs::path& path, std::int64_t first_step) : path_(path) {
-    std::string kept =
-        "step,context,block,tokens,loss,answer_loss,learning_rate,gradient_norm,seconds";
-    for (const char* task : kTaskNames) kept += std::string(",") + task;
-    kept += '\n';
-    if (first_step > 0) {
-      std::ifstream old(path);
-      std::string line;
-      std::getline(old, line);
-      for (std::int64_t i = 0; i < first_step && std::getline(old, line); ++i) kept += line + "\n";
-    }
-    OutputFile renewed(path.string(), true);  // a kill must not lose the earlier lines
-    renewed.write(kept);
-    renewed.commit();
-    file_.open(path, std::ios::app);
-  }
+std::string csv_header() {
+  std::string header =
+      "step,context,block,tokens,loss,answer_loss,learning_rate,gradient_norm,seconds";
+  for (const char* task : kTaskNames) header += std::string(",") + task;
+  return header;
+}
 
-  void write(const StepReport& report, double seconds) {
-    char text[160];
-    std::snprintf(
-        text, sizeof text, "%lld,%lld,%lld,%lld,%.5f,%.5f,%.4g,%.4f,%.3f",
-        static_cast<long long>(report.step), static_cast<long long>(report.context_length),
-        static_cast<long long>(report.block_length), static_cast<long long>(report.rows),
-        report.loss, report.answer_loss, report.learning_rate, report.gradient_norm, seconds);
-    file_ << text;
-    for (std::size_t t = 0; t < kNumTasks; ++t) {
-      file_ << ',';
-      if (report.answer_rows[t] == 0) continue;
-      std::snprintf(text, sizeof text, "%.4f",
-                    share(report.answer_right[t], report.answer_rows[t]));
-      file_ << text;
-    }
-    file_ << '\n';
-    if (!file_.flush()) throw Error(path_.string() + ": the training log could not be written");
+std::string csv_line(const StepReport& report, double seconds) {
+  std::string line =
+      fmt::format("{},{},{},{},{:.5f},{:.5f},{:.4g},{:.4f},{:.3f}", report.step,
+                  report.context_length, report.block_length, report.rows, report.loss,
+                  report.answer_loss, report.learning_rate, report.gradient_norm, seconds);
+  for (std::size_t t = 0; t < kNumTasks; ++t) {
+    line += ',';
+    if (report.answer_rows[t] == 0) continue;
+    line += fmt::format("{:.4f}", share(report.answer_right[t], report.answer_rows[t]));
   }
-
- private:
-  fs::path path_;
-  std::ofstream file_;
-};
+  return line;
+}
 
 /// Sums since the last progress line.
 struct Progress {
@@ -141,43 +117,21 @@ std::vector<std::pair<TrainStage, fs::path>> stages_of(const TrainRunOptions& op
   if (options.backbone) stages.emplace_back(TrainStage::kBackbone, options.out / "backbone");
   if (options.diffusion) stages.emplace_back(TrainStage::kDiffusion, options.out);
   if (options.draft) stages.emplace_back(TrainStage::kDraft, options.out);
+  if (options.reuse_stage) stages.emplace_back(TrainStage::kReuse, options.out);
   return stages;
 }
 
-/// A file next to a stage's state. It names the checkpoint folder that this run writes, and so may
-/// write again.
-fs::path owner_file(const TrainRunOptions& options, TrainStage stage) {
-  return options.work / (std::string(train_stage_name(stage)) + ".out");
-}
-
-std::string first_line(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-/// Throws UsageError for a folder that can't be made or written, before the first step.
-void check_folder(const fs::path& folder, const char* flag) {
-  std::error_code error;
-  fs::path there = fs::absolute(folder, error);
-  while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
-  if (fs::is_directory(there, error)) {
-    try {  // access() tells root that any folder can be written, even /proc
-      const ScratchFolder probe(".blockscope-probe", there);
-      return;
-    } catch (const Error&) {
-    }
-  }
-  throw UsageError(fmt::format(
-      "{}: {}: expected a folder that can be written, got {}. HINT: name "
-      "another one",
-      flag, folder.string(), fs::is_directory(there, error) ? "one that can't" : "a file"));
+std::vector<fs::path> outputs_of(const TrainRunOptions& options, TrainStage stage,
+                                 const fs::path& folder) {
+  if (stage == TrainStage::kReuse) return reuse_outputs(options);
+  std::vector<fs::path> paths;
+  for (const char* name : kCheckpointFiles) paths.push_back(folder / name);
+  return paths;
 }
 
 void check_outputs(const TrainRunOptions& options) {
-  check_folder(options.out, "--out");
-  check_folder(options.work, "--work");
+  check_train_folder(options.out, "--out");
+  check_train_folder(options.work, "--work");
   const auto has_state = [&](const auto& stage) {
     return fs::exists(state_file(options, stage.first));
   };
@@ -189,6 +143,7 @@ void check_outputs(const TrainRunOptions& options) {
   }
   CommandFiles files;
   if (!options.init.empty()) files.reads_checkpoint(options.init.string());
+  files.reads(options.data.string());
   std::error_code error;
   if (options.draft) files.reads_checkpoint(options.train.target.string());
   const bool shares_tokenizer = fs::equivalent(options.out, options.tokenizer, error);
@@ -199,8 +154,8 @@ void check_outputs(const TrainRunOptions& options) {
     const bool resumed = options.resume && fs::exists(state_file(options, stage));
     const bool own =
         resumed && first_line(owner_file(options, stage)) == fs::absolute(folder).string();
-    for (const char* name : kCheckpointFiles) {
-      files.reserve((folder / name).string(), options.force || own);
+    for (const fs::path& path : outputs_of(options, stage, folder)) {
+      files.reserve(path.string(), options.force || own);
     }
     files.reserve(state_file(options, stage).string(), options.force || resumed);
   }
@@ -255,7 +210,8 @@ void begin_stage(Trainer& trainer, const TrainRunOptions& options, TrainStage st
 /// evaluations.
 void make_steps(Trainer& trainer, const TrainRunOptions& options, TrainStage stage,
                 std::int64_t steps, Clock::time_point start) {
-  CsvLog log(options.work / (std::string(train_stage_name(stage)) + ".csv"), trainer.steps_done());
+  CsvLog log(options.work / (std::string(train_stage_name(stage)) + ".csv"), csv_header(),
+             trainer.steps_done());
   Progress progress;
   Clock::time_point line_start = Clock::now();
   const auto out_of_time = [&] {
@@ -264,7 +220,7 @@ void make_steps(Trainer& trainer, const TrainRunOptions& options, TrainStage sta
   while (trainer.steps_done() < steps && InterruptGuard::signal() == 0 && !out_of_time()) {
     const Clock::time_point step_start = Clock::now();
     const StepReport report = trainer.step();
-    log.write(report, seconds_since(step_start));
+    log.write(csv_line(report, seconds_since(step_start)));
     progress.add(report);
     const std::int64_t done = trainer.steps_done();
     if (done % options.report_every == 0 || done == steps) {
@@ -294,9 +250,7 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
                   train, tokens);
   begin_stage(trainer, options, stage, init);
   const fs::path folder = stage == TrainStage::kBackbone ? options.out / "backbone" : options.out;
-  OutputFile owner(owner_file(options, stage).string(), true);
-  owner.write(fs::absolute(folder).string() + "\n");
-  owner.commit();
+  write_line(owner_file(options, stage), fs::absolute(folder).string());
   make_steps(trainer, options, stage, train.steps, start);
   if (trainer.steps_done() < train.steps) {
     const std::string saved =
@@ -345,6 +299,7 @@ void run_training(const TrainRunOptions& options) {
   fs::create_directories(options.work);
   if (options.backbone && !run_stage(options, TrainStage::kBackbone, options.init, start)) return;
   if (options.draft) run_stage(options, TrainStage::kDraft, options.init, start);
+  if (options.reuse_stage) run_reuse(options, start);
   if (!options.diffusion) return;
   const fs::path init = options.backbone ? options.out / "backbone" : options.init;
   run_stage(options, TrainStage::kDiffusion, init, start);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "probe/train/reuse_trainer.h"
 #include "probe/train/trainer.h"
 
 namespace blockscope {
@@ -14,7 +15,7 @@ struct TrainRunOptions {
   TrainOptions train;           // `stage` and `steps` are set per stage
   ModelConfig model;            // shapes
   std::string family = "sdar";  // decides weight names and the diffusion stage's objective
-  bool backbone = true, diffusion = true, draft = false;
+  bool backbone = true, diffusion = true, draft = false, reuse_stage = false;
   std::int64_t backbone_steps = 4000;
   std::int64_t diffusion_steps = 1100;
   std::int64_t draft_steps = 3000;
@@ -24,10 +25,13 @@ struct TrainRunOptions {
   double draft_advance_below = 0.7;         // higher, because of a draft's later positions
   std::int64_t draft_block = 16;            // block_size of the draft
   std::vector<std::int64_t> target_layers;  // empty: default_target_layers()
+  ReuseTrainOptions reuse;                  // of stage reuse; block length 0: the base's
+  std::filesystem::path data;               // texts of stage reuse; empty: generated tasks
+  bool merge = false;                       // stage reuse also writes OUT/merged
   std::filesystem::path out;                // the backbone goes to out/backbone
   std::filesystem::path tokenizer = "models/needle";  // folder with tokenizer.json; draft: target's
   std::filesystem::path work = "build/training";      // states and logs
-  std::filesystem::path init;                         // starting weights of the first stage
+  std::filesystem::path init;  // starting weights of the first stage; the base of stage reuse
   bool resume = false;
   bool force = false;             // replace checkpoints and states of other runs
   double minutes = 0.0;           // stop and save after this long; 0: no limit

@@ -4,13 +4,16 @@
 
 #include <array>
 #include <bit>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "decode_record/base/error.h"
+#include "decode_record/base/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/safetensors.h"
 
@@ -20,7 +23,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-enum class Part { kAll, kBackbone, kDiffusion, kDraft };  // the stages that a setting affects
+enum class Part {
+  kAll,
+  kBackbone,
+  kDiffusion,
+  kDraft,
+  kReuse
+};  // the stages that a setting affects
 
 struct Setting {
   const char* name;  // of the option, without dashes
@@ -113,15 +122,50 @@ const std::vector<Setting>& settings() {
           "block-size", Part::kDraft, [](auto& o) -> auto& { return o.draft_block; }),
       plain(
           "target-layers", Part::kDraft, [](auto& o) -> auto& { return o.target_layers; }),
+      plain(
+          "reuse-steps", Part::kReuse, [](auto& o) -> auto& { return o.reuse.steps; }),
+      plain(
+          "reuse-learning-rate", Part::kReuse,
+          [](auto& o) -> auto& { return o.reuse.learning_rate; }),
+      plain(
+          "weight-decay", Part::kReuse, [](auto& o) -> auto& { return o.reuse.adam.weight_decay; }),
+      plain(
+          "lora-modules", Part::kReuse, [](auto& o) -> auto& { return o.reuse.lora.modules; }),
+      plain(
+          "lora-rank", Part::kReuse, [](auto& o) -> auto& { return o.reuse.lora.rank; }),
+      plain(
+          "lora-alpha", Part::kReuse, [](auto& o) -> auto& { return o.reuse.lora.alpha; }),
+      plain(
+          "lora-dropout", Part::kReuse, [](auto& o) -> auto& { return o.reuse.lora.dropout; }),
+      plain(
+          "unroll", Part::kReuse, [](auto& o) -> auto& { return o.reuse.objective.unroll; }),
+      plain(
+          "quota", Part::kReuse, [](auto& o) -> auto& { return o.reuse.objective.quota; }),
+      plain(
+          "threshold", Part::kReuse, [](auto& o) -> auto& { return o.reuse.objective.threshold; }),
+      plain(
+          "reuse-weight", Part::kReuse,
+          [](auto& o) -> auto& { return o.reuse.objective.reuse_weight; }),
+      plain(
+          "dense-weight", Part::kReuse,
+          [](auto& o) -> auto& { return o.reuse.objective.dense_weight; }),
+      plain(
+          "probes", Part::kReuse, [](auto& o) -> auto& { return o.reuse.batch.probes; }),
+      plain(
+          "shown-share", Part::kReuse, [](auto& o) -> auto& { return o.reuse.batch.shown_share; }),
+      plain(
+          "block-length", Part::kReuse,
+          [](auto& o) -> auto& { return o.reuse.batch.block_length; }),
   };
   return all;
 }
 
 /// All stages in their order, and whether they run.
-std::array<std::pair<TrainStage, bool>, 3> stages(const TrainRunOptions& options) {
+std::array<std::pair<TrainStage, bool>, 4> stages(const TrainRunOptions& options) {
   return {{{TrainStage::kBackbone, options.backbone},
            {TrainStage::kDiffusion, options.diffusion},
-           {TrainStage::kDraft, options.draft}}};
+           {TrainStage::kDraft, options.draft},
+           {TrainStage::kReuse, options.reuse_stage}}};
 }
 
 bool runs(const TrainRunOptions& options, Part part) {
@@ -134,8 +178,23 @@ bool runs(const TrainRunOptions& options, Part part) {
       return options.diffusion;
     case Part::kDraft:
       return options.draft;
+    case Part::kReuse:
+      return options.reuse_stage;
   }
   return false;
+}
+
+/// The SHA-256 of a file of texts; "" for none.
+std::string digest_of_texts(const fs::path& path) {
+  if (path.empty()) return "";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw UsageError(fmt::format("--data: {}: expected a file of texts, got none that can be read",
+                                 path.string()));
+  }
+  std::ostringstream text;
+  text << file.rdbuf();
+  return sha256_hex(text.str());
 }
 
 /// The settings in a state; null when there is no state.
@@ -167,12 +226,17 @@ fs::path state_file(const TrainRunOptions& options, TrainStage stage) {
   return options.work / (std::string(train_stage_name(stage)) + ".safetensors");
 }
 
+fs::path owner_file(const TrainRunOptions& options, TrainStage stage) {
+  return options.work / (std::string(train_stage_name(stage)) + ".out");
+}
+
 std::string settings_json(const TrainRunOptions& options) {
   json all;
   for (const Setting& setting : settings()) {
     if (runs(options, setting.part)) all[setting.name] = setting.get(options);
   }
-  all["stage"] = options.draft                           ? "draft"
+  all["stage"] = options.reuse_stage                     ? "reuse"
+                 : options.draft                         ? "draft"
                  : options.backbone && options.diffusion ? "all"
                  : options.backbone                      ? "backbone"
                                                          : "diffusion";
@@ -182,16 +246,23 @@ std::string settings_json(const TrainRunOptions& options) {
     all["target"] = Checkpoint::open(options.train.target).digest();
     all["target_folder"] = fs::absolute(options.train.target).string();
   }
+  if (options.reuse_stage) {
+    all["base"] = Checkpoint::open(options.init).digest();
+    all["base_folder"] = fs::absolute(options.init).string();
+    all["data"] = digest_of_texts(options.data);
+    all["data_file"] = options.data.empty() ? "" : fs::absolute(options.data).string();
+  }
   // A folder's name need not be UTF-8.
   return all.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 void take_stage(TrainRunOptions& options) {
   for (const TrainStage stage :
-       {TrainStage::kDraft, TrainStage::kDiffusion, TrainStage::kBackbone}) {
+       {TrainStage::kReuse, TrainStage::kDraft, TrainStage::kDiffusion, TrainStage::kBackbone}) {
     const json record = recorded(state_file(options, stage));
     if (record.is_null()) continue;
     const std::string name = record.value("stage", "all");
+    options.reuse_stage = name == "reuse";
     options.draft = name == "draft";
     options.backbone = name == "backbone" || name == "all";
     options.diffusion = name == "diffusion" || name == "all";
@@ -217,7 +288,11 @@ void take_folders(TrainRunOptions& options, const GivenOptions& given) {
     const fs::path state = state_file(options, stage);
     const json record = runs ? recorded(state) : json();
     if (record.is_null()) continue;
-    if (stage == TrainStage::kDraft) {
+    if (stage == TrainStage::kReuse) {
+      take("--init", record, "base_folder", "config.json", options.init, state);
+      // check_outputs and the digest tell when the file is gone or has changed.
+      if (!given("--data")) options.data = record.value("data_file", "");
+    } else if (stage == TrainStage::kDraft) {
       take("--target", record, "target_folder", "config.json", options.train.target, state);
     } else {
       take("--tokenizer", record, "tokenizer_folder", "tokenizer.json", options.tokenizer, state);
@@ -249,10 +324,21 @@ void take_settings(TrainRunOptions& options, const GivenOptions& given) {
                given(option) ? "leave it out to go on as it was" : "resume one --stage at a time");
       }
     }
+    const auto compare = [&](const char* key, const std::string& is, const char* what,
+                             const char* hint) {
+      if (is != record.value(key, "")) refuse(state, what, record.value(key, ""), is, hint);
+    };
+    if (stage == TrainStage::kReuse) {
+      compare("base", Checkpoint::open(options.init).digest(), "the digest of --init",
+              "--init names the checkpoint of the first run");
+      compare("data", digest_of_texts(options.data), "the sha256 of --data",
+              "--data names the file of the first run");
+    }
     if (const json is = tokenizer_digest(options.tokenizer);
         is != record.value("tokenizer", json())) {
       refuse(state, "the sha256 of tokenizer.json", record.value("tokenizer", json()), is,
-             "--tokenizer names the folder of the first run");
+             stage == TrainStage::kReuse ? "the base had another one in the first run"
+                                         : "--tokenizer names the folder of the first run");
     }
     if (stage != TrainStage::kDraft) continue;
     if (const json is = Checkpoint::open(options.train.target).digest();

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,15 +11,13 @@
 
 #include "decode_record/base/error.h"
 #include "probe/checkpoint/family_table.h"
+#include "probe/train/autocast_guard.h"
 #include "probe/train/draft_batch.h"
 #include "probe/train/masked_attention.h"
 
 namespace blockscope {
 namespace {
 
-constexpr double kBeta1 = 0.9;
-constexpr double kBeta2 = 0.95;
-constexpr double kEpsilon = 1e-8;
 constexpr std::size_t kAdvanceBatches = 40;
 // Share of the batches at the current level while the curriculum climbs; the others repeat earlier
 // levels. On the last level most batches are short again: short batches are cheap, and what is left
@@ -29,58 +26,6 @@ constexpr double kClimbingShare = 0.7;
 constexpr double kLastLevelShare = 0.3;
 constexpr double kSingleShare = 0.4;  // of LLaDA's batches: documents with one question
 constexpr std::array<std::int64_t, 3> kBlockLengths = {8, 16, 32};
-
-/// While it lives, linear layers use bfloat16 autocast.
-class AutocastGuard {
- public:
-  explicit AutocastGuard(bool enabled, at::DeviceType device) : device_(device) {
-    at::autocast::set_autocast_enabled(device_, enabled);
-    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
-  }
-  AutocastGuard(const AutocastGuard&) = delete;
-  AutocastGuard& operator=(const AutocastGuard&) = delete;
-  ~AutocastGuard() {
-    at::autocast::set_autocast_enabled(device_, false);
-    at::autocast::clear_cache();
-  }
-
- private:
-  at::DeviceType device_;
-};
-
-struct FlatLayout {
-  std::vector<ExpectedTensor> tensors;
-  std::vector<std::int64_t> offsets;
-  std::int64_t size = 0;
-};
-
-FlatLayout flat_layout(const ModelConfig& config) {
-  FlatLayout layout;
-  layout.tensors = expected_tensors(config);
-  for (const ExpectedTensor& tensor : layout.tensors) {
-    layout.offsets.push_back(layout.size);
-    layout.size += std::accumulate(tensor.shape.begin(), tensor.shape.end(), std::int64_t{1},
-                                   std::multiplies<>());
-  }
-  return layout;
-}
-
-/// Leaves that share `flat`'s memory and whose gradients share `gradient`'s.
-WeightMap leaf_views(const FlatLayout& layout, const at::Tensor& flat, const at::Tensor& gradient) {
-  WeightMap weights;
-  for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
-    const ExpectedTensor& tensor = layout.tensors[i];
-    const auto view = [&](const at::Tensor& of) {
-      const std::int64_t end = i + 1 < layout.offsets.size() ? layout.offsets[i + 1] : layout.size;
-      return of.narrow(0, layout.offsets[i], end - layout.offsets[i]).view(tensor.shape).detach();
-    };
-    at::Tensor leaf = view(flat);
-    leaf.set_requires_grad(true);
-    leaf.mutable_grad() = view(gradient);
-    weights.emplace(tensor.name, leaf);
-  }
-  return weights;
-}
 
 }  // namespace
 
@@ -92,6 +37,8 @@ const char* train_stage_name(TrainStage stage) {
       return "diffusion";
     case TrainStage::kDraft:
       return "draft";
+    case TrainStage::kReuse:
+      return "reuse";
   }
   return "";
 }
@@ -142,21 +89,11 @@ Trainer::Trainer(ModelConfig config, TrainOptions options, TaskTokens tokens)
     : config_(std::move(config)),
       options_(std::move(options)),
       tokens_(std::move(tokens)),
-      flat_(at::zeros({flat_layout(config_).size}, at::Device(options_.device))),
-      gradient_(at::zeros_like(flat_)),
-      first_moment_(at::zeros_like(flat_)),
-      second_moment_(at::zeros_like(flat_)),
-      decay_(at::zeros_like(flat_)),
-      weights_(leaf_views(flat_layout(config_), flat_, gradient_)),
-      model_(config_, weights_),
+      parameters_(expected_tensors(config_), at::Device(options_.device)),
+      model_(config_, parameters_.leaves()),
       level_(options_.first_level) {
   if (options_.stage == TrainStage::kDraft) {
     target_.emplace(Checkpoint::open(options_.target), at::Device(options_.device));
-  }
-  const FlatLayout layout = flat_layout(config_);
-  for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
-    if (layout.tensors[i].shape.size() < 2) continue;
-    decay_.narrow(0, layout.offsets[i], weights_.at(layout.tensors[i].name).numel()).fill_(1.0);
   }
 }
 
@@ -165,7 +102,7 @@ void Trainer::initialise() {
   const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config_.num_layers));
   const WeightNames& names = family_of(config_).weights;
   at::NoGradGuard no_grad;
-  for (auto& [name, weight] : weights_) {
+  for (const auto& [name, weight] : parameters_.leaves()) {
     if (weight.dim() < 2) {
       weight.fill_(1.0);
       continue;
@@ -179,12 +116,18 @@ void Trainer::initialise() {
   }
 }
 
+double scheduled_rate(double peak, std::int64_t step, std::int64_t steps, std::int64_t warmup,
+                      double decay_fraction) {
+  const auto done = static_cast<double>(step);
+  const auto total = static_cast<double>(steps);
+  const double warm = std::min(1.0, (done + 1.0) / static_cast<double>(warmup));
+  const double left = (total - done) / std::max(1.0, decay_fraction * total);
+  return peak * warm * std::clamp(left, 0.02, 1.0);
+}
+
 double Trainer::learning_rate() const {
-  const auto done = static_cast<double>(step_);
-  const auto total = static_cast<double>(options_.steps);
-  const double warm = std::min(1.0, (done + 1.0) / static_cast<double>(options_.warmup));
-  const double left = (total - done) / std::max(1.0, options_.decay_fraction * total);
-  return options_.learning_rate * warm * std::clamp(left, 0.02, 1.0);
+  return scheduled_rate(options_.learning_rate, step_, options_.steps, options_.warmup,
+                        options_.decay_fraction);
 }
 
 TrainingBatch Trainer::next_batch(StepReport& report) const {
@@ -269,26 +212,6 @@ at::Tensor Trainer::forward(const TrainingBatch& batch) const {
   return model_.logits(hidden.flatten(0, 1).index_select(0, batch.rows.to(device)));
 }
 
-double Trainer::apply_gradient(double learning_rate) {
-  at::NoGradGuard no_grad;
-  const double norm = gradient_.norm().item<double>();
-  if (!std::isfinite(norm)) {
-    throw Error("train: the gradient of step " + std::to_string(step_) +
-                " is not finite. HINT: lower --learning-rate and resume from the last state");
-  }
-  if (norm > options_.clip) gradient_.mul_(options_.clip / norm);
-  first_moment_.lerp_(gradient_, 1.0 - kBeta1);
-  second_moment_.mul_(kBeta2).addcmul_(gradient_, gradient_, 1.0 - kBeta2);
-  const auto t = static_cast<double>(step_ + 1);
-  const double correction1 = 1.0 - std::pow(kBeta1, t);
-  const double correction2 = 1.0 - std::pow(kBeta2, t);
-  flat_.addcmul_(flat_, decay_, -learning_rate * options_.weight_decay);
-  const at::Tensor denominator = second_moment_.sqrt().div_(std::sqrt(correction2)).add_(kEpsilon);
-  flat_.addcdiv_(first_moment_, denominator, -learning_rate / correction1);
-  gradient_.zero_();
-  return norm;
-}
-
 StepReport Trainer::step() {
   StepReport report;
   report.step = step_;
@@ -309,7 +232,7 @@ StepReport Trainer::step() {
     at::autocast::set_autocast_enabled(device.type(), false);
     loss.backward();
   }
-  report.gradient_norm = apply_gradient(report.learning_rate);
+  report.gradient_norm = parameters_.step(report.learning_rate, options_.adam, step_);
   const at::Tensor each = losses.detach().cpu().contiguous();
   const float* value = each.const_data_ptr<float>();
   const bool* hit = right.const_data_ptr<bool>();

@@ -1,6 +1,6 @@
-// Trains the shipped model with AdamW and a curriculum over context lengths. The parameters are one
-// flat float32 vector; the model's weights are views of it. Every batch depends only on (seed,
-// step), so a resumed run goes on bit for bit as if it had not stopped (with as many threads).
+// Trains the shipped model with AdamW and a curriculum over context lengths. Every batch depends
+// only on (seed, step), so a resumed run goes on bit for bit as if it had not stopped (with as many
+// threads).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +15,7 @@
 
 #include "probe/model/block_diffusion_model.h"
 #include "probe/train/draft_objective.h"
+#include "probe/train/flat_parameters.h"
 #include "probe/train/training_batch.h"
 
 namespace blockscope {
@@ -23,18 +24,22 @@ namespace blockscope {
 inline constexpr int kMostLevel = 6;
 inline constexpr std::int64_t kLongestContext = std::int64_t{64} << kMostLevel;
 
-enum class TrainStage { kBackbone, kDiffusion, kDraft };
+enum class TrainStage { kBackbone, kDiffusion, kDraft, kReuse };
 const char* train_stage_name(TrainStage stage);
+
+/// The learning rate of a step: linear warm-up, then the peak, then a linear fall to 2 % of it over
+/// the last share of the steps.
+double scheduled_rate(double peak, std::int64_t step, std::int64_t steps, std::int64_t warmup,
+                      double decay_fraction);
 
 struct TrainOptions {
   TrainStage stage = TrainStage::kBackbone;
   std::uint64_t seed = 1;
   std::int64_t steps = 2000;  // of this stage
   double learning_rate = 2e-3;
-  std::int64_t warmup = 50;        // steps of linear warm-up
-  double decay_fraction = 0.3;     // last share of the steps, in which the rate falls to 2 %
-  double weight_decay = 0.01;      // matrices only
-  double clip = 1.0;               // gradient norm
+  std::int64_t warmup = 50;     // steps of linear warm-up
+  double decay_fraction = 0.3;  // last share of the steps, in which the rate falls to 2 %
+  AdamOptions adam;
   std::int64_t batch_rows = 2048;  // target number of rows per batch; at least 2 documents
   double advance_below = 0.3;      // next context length if 40 batches' answer loss is below it
   double drill_share = 0.4;        // share of drill batches once the curriculum is past level 0
@@ -100,14 +105,11 @@ class Trainer {
   TrainingBatch next_draft_batch(StepReport& report, bool drill, TaskRandom& random) const;
   TrainingBatch next_bidirectional_batch(bool drill, int level, TaskRandom& random) const;
   double learning_rate() const;
-  double apply_gradient(double learning_rate);
 
   ModelConfig config_;
   TrainOptions options_;
   TaskTokens tokens_;
-  at::Tensor flat_, gradient_, first_moment_, second_moment_;  // float32 [number of parameters]
-  at::Tensor decay_;                                           // 1 where weight decay applies
-  WeightMap weights_;                                          // views of flat_, leaves
+  FlatParameters parameters_;  // the model's weights
   BlockDiffusionModel model_;
   std::optional<DraftObjective> target_;  // stage draft only
   std::int64_t step_ = 0;

@@ -48,74 +48,35 @@ void Trainer::load_weights(const std::filesystem::path& folder) {
   checkpoint.check_tensors(expected_tensors(config_));
   const BlockDiffusionModel loaded = BlockDiffusionModel::load(checkpoint, at::kFloat);
   at::NoGradGuard no_grad;
-  for (auto& [name, weight] : weights_) weight.copy_(loaded.weights().at(name));
+  for (const auto& [name, weight] : parameters_.leaves()) weight.copy_(loaded.weights().at(name));
 }
 
 void Trainer::save_state(const std::filesystem::path& path) const {
-  const std::vector<std::pair<const char*, at::Tensor>> vectors = {
-      {"weights", flat_}, {"first_moment", first_moment_}, {"second_moment", second_moment_}};
-  std::vector<SafetensorsWriter::Entry> entries;
-  for (const auto& [name, vector] : vectors) {
-    entries.push_back({name, TensorDtype::kF32, {vector.numel()}});
-  }
   nlohmann::json recent = nlohmann::json::array();
   for (const double value : recent_) recent.push_back(value);
-  SafetensorsWriter writer(path, entries,
-                           {{"format", kStateFormat},
-                            {"stage", train_stage_name(options_.stage)},
-                            {"settings", options_.settings},
-                            {"step", std::to_string(step_)},
-                            {"tokens_seen", std::to_string(tokens_seen_)},
-                            {"level", std::to_string(level_)},
-                            {"recent", recent.dump()}});
-  for (const auto& [name, vector] : vectors) {
-    const at::Tensor host = vector.cpu().contiguous();
-    writer.write(name, host.const_data_ptr(), static_cast<std::size_t>(host.nbytes()));
-  }
-  writer.finish();
+  parameters_.save(path, {{"format", kStateFormat},
+                          {"stage", train_stage_name(options_.stage)},
+                          {"settings", options_.settings},
+                          {"step", std::to_string(step_)},
+                          {"tokens_seen", std::to_string(tokens_seen_)},
+                          {"level", std::to_string(level_)},
+                          {"recent", recent.dump()}});
 }
 
 void Trainer::load_state(const std::filesystem::path& path) {
-  const SafetensorsFile file = SafetensorsFile::open(path);
-  const auto text = [&](const std::string& key) -> std::string {
-    const auto found = file.metadata().find(key);
-    if (found == file.metadata().end()) {
-      throw CheckpointError(path.string() + ": expected metadata '" + key +
-                            "', got none. HINT: pass a state.safetensors of blockscope train");
-    }
-    return found->second;
-  };
-  const auto expect = [&](const std::string& key, const std::string& expected) {
-    if (text(key) != expected) {
-      throw CheckpointError(path.string() + ": expected " + key + " '" + expected + "', got '" +
-                            text(key) + "'. HINT: name the folder of that run with --work");
-    }
-  };
-  expect("format", kStateFormat);
-  expect("stage", train_stage_name(options_.stage));
-  for (auto& [name, vector] :
-       std::vector<std::pair<std::string, at::Tensor>>{{"weights", flat_},
-                                                       {"first_moment", first_moment_},
-                                                       {"second_moment", second_moment_}}) {
-    const TensorInfo* info = file.find(name);
-    const std::vector<std::int64_t> shape{vector.numel()};
-    if (info == nullptr || info->dtype != TensorDtype::kF32 || info->shape != shape) {
-      throw CheckpointError(path.string() + ": expected F32 tensor " + name + " " +
-                            shape_text(shape) + ". HINT: the model's shape has changed");
-    }
-    // from_blob needs a mutable pointer, but the copy below only reads it.
-    void* data = const_cast<std::byte*>(info->data);
-    vector.copy_(at::from_blob(data, shape, at::kFloat));
-  }
+  const StateFile state(path);
+  state.expect("format", kStateFormat);
+  state.expect("stage", train_stage_name(options_.stage));
+  parameters_.load(state);
+  step_ = state.number("step");
+  tokens_seen_ = state.number("tokens_seen");
+  level_ = static_cast<int>(state.number("level"));
+  recent_.clear();
   try {
-    step_ = std::stoll(text("step"));
-    tokens_seen_ = std::stoll(text("tokens_seen"));
-    level_ = std::stoi(text("level"));
-    recent_.clear();
-    for (const auto& value : nlohmann::json::parse(text("recent"))) {
+    for (const auto& value : nlohmann::json::parse(state.text("recent"))) {
       recent_.push_back(value.get<double>());
     }
-  } catch (const std::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(path.string() + ": expected numbers in its metadata, got " +
                           error.what());
   }
@@ -137,7 +98,8 @@ void Trainer::export_checkpoint(const std::filesystem::path& folder,
   }
   SafetensorsWriter writer(folder / "model.safetensors", entries);
   for (const ExpectedTensor& tensor : expected) {
-    const at::Tensor host = weights_.at(tensor.name).detach().cpu().to(at::kBFloat16).contiguous();
+    const at::Tensor host =
+        parameters_.leaves().at(tensor.name).detach().cpu().to(at::kBFloat16).contiguous();
     writer.write(tensor.name, host.const_data_ptr(), static_cast<std::size_t>(host.nbytes()));
   }
   writer.finish();
