@@ -101,6 +101,14 @@ class Idle(CommandLineCase):
         yield ([*train, "--stage", "diffusion", "--init", model],
                [["--backbone-steps", 1], ["--learning-rate", 1], ["--advance-below", 1],
                 ["--last-context", 128, "--diffusion-advance-below", 1]])
+        yield ([*train, "--stage", "reuse", "--init", model],
+               [["--layers", 1], ["--hidden", 32], ["--ffn", 32], ["--heads", 2], ["--kv-heads", 1], ["--head-dim", 16],
+                ["--family", "sdar"], ["--tokenizer", model], ["--drill-share", 0.5], ["--learning-rate", 1],
+                ["--diffusion-steps", 1], ["--draft-steps", 1], ["--advance-below", 1]])
+        yield (train, [["--reuse-steps", 1], ["--reuse-learning-rate", 1], ["--weight-decay", 0], ["--lora-modules", "q"],
+                       ["--lora-rank", 2], ["--lora-alpha", 2], ["--lora-dropout", 0], ["--unroll", 3], ["--quota", 2],
+                       ["--threshold", 0.5], ["--reuse-weight", 1], ["--dense-weight", 1], ["--probes", 3],
+                       ["--shown-share", 0.5], ["--block-length", 4], ["--data", "x"], ["--merge"]])
         yield (train, [["--tasks", "sort"], ["--context", 64], ["--split", "test"], ["--prompts-out", "x"],
                        ["--evaluate-documents", 0, "--evaluate-every", 3],
                        ["--last-context", 64, "--drill-share", 0.5],

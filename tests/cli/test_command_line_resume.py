@@ -161,6 +161,30 @@ class Resume(CommandLineCase):
                      *self.train(*flags, "--stage", "diffusion", "--init", NEEDLE, "--steps", 1,
                                  out="unfit", work="unfit-work"))
 
+    def test_a_resumed_adapter_equals_one_that_never_stopped(self):
+        """Dropout, probes and texts are those of the step, whatever came before it."""
+        data = self.root / "texts.jsonl"
+        data.write_text("".join(json.dumps({"input_ids": [(i * j) % 256 for i in range(20 + j)]}) + "\n" for j in range(30)))
+        flags = ["--stage", "reuse", "--init", self.model, "--data", data, "--lora-rank", 4, "--probes", 3, "--steps", 150,
+                 "--shown-share", 0.5, "--seed", 3, "--first-context", 64, "--last-context", 64, "--evaluate-every", 0]
+        self.must(*self.train(*flags, "--evaluate-documents", 0, out="adapter", work="adapter-work"))
+        state = self.cut_training(*flags, "--evaluate-documents", 0, out="adapter-cut", work="adapter-cut-work", stage="reuse")
+        resume = self.train("--resume", out="adapter-cut", work="adapter-cut-work")
+        for option, was, value in (("--lora-rank", 4, 8), ("--unroll", 2, 3), ("--lora-modules", '"qkvo"', "q"),
+                                   ("--probes", 3, 4), ("--steps", 150, 151), ("--reuse-weight", 0.5, 1.0)):
+            shown = f'"{value}"' if isinstance(value, str) else value
+            self.refused(USAGE, [f"was {was}, and is {shown} now"], *resume, option, value)
+        before, text = state.read_bytes(), data.read_text()
+        data.write_text(text + text.splitlines()[-1].replace("[0", "[1") + "\n")
+        self.refused(USAGE, ["the sha256 of --data", "HINT"], *resume)
+        data.write_text(text)
+        self.refused(USAGE, ["the digest of --init", "HINT"], *resume, "--init", NEEDLE)
+        self.assertEqual(state.read_bytes(), before)
+        self.must(*resume, "--save-every", 7, "--evaluate-documents", 2, "--evaluate-every", 20)
+        for name in ("adapter_model.safetensors", "adapter_config.json"):
+            one, other = ((self.root / out / name).read_bytes() for out in ("adapter", "adapter-cut"))
+            self.assertEqual(one, other)
+
     def test_a_new_training_leaves_no_state_of_another_to_resume(self):
         """--force begins anew: the diffusion state of an older run must not end the new one."""
         work = self.root / "mixed-work"

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 from capture_harness import CheckpointCase, require_binary, run, write_checkpoint, write_prompts
 from family_case import side_by_side, write_family
+from test_adapter import tensors as adapter_tensors, write_adapter
 from test_draft import draft_tensors, write_draft, write_target, zlab_config
 
 USAGE = 2
@@ -35,6 +36,7 @@ TEXT, CHAT = ["--prompt", "ab"], ["--prompt", "ab", "--chat"]
 # setting that the refusal names).
 DECIDES = {
     "--dtype": ("sdar", [], ["--dtype", "bfloat16"], "compute_dtype"),
+    "--adapter": ("sdar", [], (["--adapter", "@adapter"], ["--adapter", "@other_adapter"]), "digest"),
     "--ranks": ("sdar", [], (["--ranks", "0/2"], ["--ranks", "0/3"]), "world_size"),
     "--mask-token-id": ("sdar", [], ["--mask-token-id", 258], "mask_token_id"),
     "--block-length": ("sdar", [], ["--block-length", 8], "block_length"),
@@ -122,6 +124,8 @@ class EveryOption(CheckpointCase):
                       "moe": write_family(cls.root / "moe", "sdar_moe")}
         cls.files = {"draft": write_draft(cls.root / "draft", zlab_config(), draft_tensors()),
                      "other_draft": write_draft(cls.root / "other_draft", zlab_config(), draft_tensors(seed=2))}
+        for name, seed in (("adapter", 1), ("other_adapter", 2)):
+            cls.files[name] = write_adapter(cls.root / name, adapter_tensors(seed=seed))
         for name, seed in (("prompts", 1), ("other_prompts", 2)):
             path = write_prompts(cls.root / f"{name}.jsonl", 2, seed, 20, 30, gen_length=8)
             lines = [json.dumps(json.loads(line) | {"answer": "x"}) for line in path.read_text().splitlines()]

@@ -24,14 +24,20 @@ def run(*arguments, expect=0):
     return result.stdout
 
 
-def write_frequencies(checkpoint, counts):
-    """A table for pc_sampler of how often each token occurs, bound to a tokenizer that this checkpoint then has."""
+def write_tokenizer(checkpoint):
+    """A tokenizer of one token. Returns its text."""
     tokenizer = json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None,
                             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False,
                                               "trim_offsets": True, "use_regex": True},
                             "post_processor": None, "decoder": {"type": "ByteLevel"},
                             "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
     (pathlib.Path(checkpoint) / "tokenizer.json").write_text(tokenizer)
+    return tokenizer
+
+
+def write_frequencies(checkpoint, counts):
+    """A table for pc_sampler of how often each token occurs, bound to a tokenizer that this checkpoint then has."""
+    tokenizer = write_tokenizer(checkpoint)
     path = pathlib.Path(checkpoint) / "table.json"
     path.write_text(json.dumps({
         "format": "blockscope-frequencies", "format_version": 1, "vocab_size": len(counts),
