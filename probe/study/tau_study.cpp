@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "analysis/figures/line_chart.h"
 #include "decode_record/base/error.h"
@@ -16,11 +17,14 @@ namespace {
 /// A method of the study: a policy of --policies with a tau of --taus, or exact.
 struct TauMethod {
   StudyMethod method;
-  std::string variant;  // the policy's text without tau; empty: exact
+  std::string variant;   // the policy's text without tau; empty: exact
+  bool adapted = false;  // with the adapter of --adapter
 };
 
-std::vector<TauMethod> methods_of(const StudyOptions& options) {
-  std::vector<TauMethod> methods{{{"exact", {}, 0}, ""}};
+constexpr const char* kWithAdapter = " + adapter";
+
+std::vector<TauMethod> methods_of(const StudyOptions& options, bool adapted) {
+  std::vector<TauMethod> methods{{{"exact", {}, 0}, "", adapted}};
   for (const std::string& text : options.policies) {
     for (const int64_t tau : options.taus) {
       PolicyOptions policy = read_policy(text);
@@ -31,31 +35,38 @@ std::vector<TauMethod> methods_of(const StudyOptions& options) {
             text));
       }
       policy.tau = tau;
-      methods.push_back({{policy_text(policy), policy, tau}, text});
+      methods.push_back({{policy_text(policy), policy, tau}, text, adapted});
     }
   }
+  if (!adapted) return methods;
+  for (TauMethod& method : methods) method.method.name += kWithAdapter;
   return methods;
 }
 
 class TauStudy : public PromptStudy {
  public:
   explicit TauStudy(const StudyInput& input)
-      : PromptStudy(input), methods_(methods_of(input.options)) {
+      : PromptStudy(input), methods_(methods_of(input.options, false)) {
     if (input.decode.fuses_commits()) {
       throw UsageError(
           "study tau: --cache blockd: steps are timed apart from commits, and a fused pass is "
           "both. HINT: leave the option out");
     }
+    if (input.model.adapter.empty()) return;
+    ModelFlags without_adapter = input.model_flags;
+    without_adapter.adapter.clear();
+    base_ = load_model(without_adapter, input.environment);
+    for (TauMethod& method : methods_of(input.options, true)) methods_.push_back(std::move(method));
   }
 
   /// The methods take turns, so that a drift of the machine's speed affects all of them.
   nlohmann::json measure(size_t cell) override {
-    std::vector<StudyMethod> methods;
-    for (const TauMethod& method : methods_) methods.push_back(method.method);
     nlohmann::json runs = nlohmann::json::array();
     for (int64_t r = 0; r < input_.options.repeats; ++r) {
-      std::vector<MethodRun> turn =
-          run_methods(input_.model, input_.tokenizer, input_.decode, prompts_[cell], methods);
+      std::vector<MethodRun> turn = runs_of(cell, false);
+      if (base_.has_value()) {
+        for (MethodRun& run : runs_of(cell, true)) turn.push_back(run);
+      }
       if (r == 0) add_kl(cell, turn);
       runs.push_back(nlohmann::json::array());
       for (const MethodRun& run : turn) runs.back().push_back(to_json(run));
@@ -67,6 +78,10 @@ class TauStudy : public PromptStudy {
 
  private:
   using ContextTotals = std::map<int64_t, MethodTotals>;
+  const LoadedModel& model_of(bool adapted) const {
+    return base_.has_value() && !adapted ? *base_ : input_.model;
+  }
+  std::vector<MethodRun> runs_of(size_t cell, bool adapted) const;
   void add_kl(size_t cell, std::vector<MethodRun>& runs) const;
   // By method.
   NumberTable times(const std::vector<ContextTotals>& totals) const;
@@ -76,19 +91,29 @@ class TauStudy : public PromptStudy {
   Figure trade_off(const std::vector<MethodTotals>& totals, const char* name, const char* saved,
                    double (MethodTotals::*share)() const) const;
 
-  std::vector<TauMethod> methods_;
+  std::optional<LoadedModel> base_;  // with --adapter: the model without it
+  std::vector<TauMethod> methods_;   // exact comes first
 };
+
+std::vector<MethodRun> TauStudy::runs_of(size_t cell, bool adapted) const {
+  std::vector<StudyMethod> methods;
+  for (const TauMethod& method : methods_) {
+    if (method.adapted == adapted) methods.push_back(method.method);
+  }
+  return run_methods(model_of(adapted), input_.tokenizer, input_.decode, prompts_[cell], methods);
+}
 
 /// Milliseconds of a denoising step.
 double step_ms(const MethodTotals& total, double MethodRun::*time) {
   return total.sum.*time / static_cast<double>(std::max<int64_t>(total.sum.denoising_steps, 1));
 }
 
-/// Under replay of the prompt's exact run.
+/// Under replay of the prompt's exact run, without adapter.
 void TauStudy::add_kl(size_t cell, std::vector<MethodRun>& runs) const {
-  const ExactReplay replay(input_.model, input_.decode, prompts_[cell]);
+  const ExactReplay replay(model_of(false), input_.decode, prompts_[cell]);
   for (size_t m = 1; m < methods_.size(); ++m) {
-    const KlSummary kl = replay.compare(input_.model, methods_[m].method.policy).kl;
+    const TauMethod& method = methods_[m];
+    const KlSummary kl = replay.compare(model_of(method.adapted), method.method.policy).kl;
     runs[m].kl = kl.mean * static_cast<double>(kl.count);
     runs[m].kl_positions = kl.count;
   }
@@ -164,20 +189,23 @@ Figure TauStudy::trade_off(const std::vector<MethodTotals>& totals, const char* 
   LineChart chart{.x_label = fmt::format("{} (%)", saved), .y_label = "accuracy (%)"};
   chart.y_upper = 100.0;
   chart.x_from = 0.0;
-  for (const std::string& variant : input_.options.policies) {
-    std::vector<std::pair<double, double>> points{
-        {100.0 * (totals.front().*share)(), 100.0 * totals.front().accuracy()}};
-    for (size_t m = 1; m < methods_.size(); ++m) {
-      if (methods_[m].variant != variant) continue;
-      points.emplace_back(100.0 * (totals[m].*share)(), 100.0 * totals[m].accuracy());
+  for (const bool adapted : {false, true}) {
+    if (adapted && !base_.has_value()) break;
+    for (const std::string& variant : input_.options.policies) {
+      std::vector<std::pair<double, double>> points;
+      for (size_t m = 0; m < methods_.size(); ++m) {
+        const bool of_curve = methods_[m].variant == variant || methods_[m].variant.empty();
+        if (methods_[m].adapted != adapted || !of_curve) continue;
+        points.emplace_back(100.0 * (totals[m].*share)(), 100.0 * totals[m].accuracy());
+      }
+      std::ranges::sort(points);
+      Curve curve{.title = variant + (adapted ? kWithAdapter : ""), .x = {}, .y = {}};
+      for (const auto& [x, accuracy] : points) {
+        curve.x.push_back(x);
+        curve.y.push_back(accuracy);
+      }
+      chart.curves.push_back(std::move(curve));
     }
-    std::ranges::sort(points);
-    Curve curve{.title = variant, .x = {}, .y = {}};
-    for (const auto& [x, accuracy] : points) {
-      curve.x.push_back(x);
-      curve.y.push_back(accuracy);
-    }
-    chart.curves.push_back(std::move(curve));
   }
   Figure figure;
   figure.name = name;
