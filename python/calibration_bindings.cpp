@@ -12,13 +12,17 @@ namespace {
 nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<double> gamma,
                           std::optional<double> saving, std::optional<double> max_error,
                           std::int64_t tau, const std::string& granularity, bool from_summary,
-                          const std::string& count, std::size_t threads, nb::object progress) {
+                          const std::string& count, const std::string& reference,
+                          std::optional<double> lse_bound,
+                          const std::optional<std::string>& by_step, bool provisional,
+                          std::size_t threads, nb::object progress) {
   CalibrationRequest request;
   request.gamma = gamma;
   request.saving = saving;
   request.max_error = max_error;
   request.tau = tau;
   request.granularity = parse_reuse_granularity(granularity);
+  request.lse_bound = lse_bound;
   check_request(request);
   PythonProgress shown(std::move(progress));
   const auto [text, warnings] = run_shown(shown, [&, paths = to_strings(traces)] {
@@ -34,6 +38,14 @@ nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<do
     options.taus.push_back(tau);
     options.count = parse_reuse_count("count", count);
     options.from_summary = from_summary;
+    options.reference = parse_reuse_reference("reference", reference);
+    options.kept_tau = tau;
+    options.needs_drift = lse_bound.has_value();
+    if (by_step) {
+      options.each_step = by_step->empty();
+      if (!by_step->empty()) options.ranges = parse_step_ranges("by_step", *by_step);
+    }
+    if (provisional) options.provisional = {gamma.value(), lse_bound};
     options.pass.threads = threads;
     options.pass.progress = shown.callback();
     const CalibrationSums sums = accumulate_calibration(group, options);
@@ -51,8 +63,8 @@ void bind_calibration(nb::module_& module) {
   module.def("calibrate", &calibrate_bound, nb::arg("traces"), nb::arg("gamma").none(),
              nb::arg("saving").none(), nb::arg("max_error").none(), nb::arg("tau"),
              nb::arg("granularity"), nb::arg("from_summary"), nb::arg("count"),
-             nb::arg("threads"),
-             nb::arg("progress").none());
+             nb::arg("reference"), nb::arg("lse_bound").none(), nb::arg("by_step").none(),
+             nb::arg("provisional"), nb::arg("threads"), nb::arg("progress").none());
 }
 
 }  // namespace blockscope::python

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <numeric>
 
 namespace blockscope {
 namespace {
@@ -34,14 +33,22 @@ void check_pin(const CalibrationSums& sums, const ReusePin& pin) {
     throw UsageError(fmt::format("pins: expected a layer below {} and a head below {}, got {}, {}",
                                  sums.model.layers, sums.model.heads, pin.layer, pin.head));
   }
-  const double similarity =
-      sums.similarity[static_cast<std::size_t>(pin.layer)][static_cast<std::size_t>(pin.head)];
-  if (pin.reuse && std::isnan(similarity)) {
+  const auto measured = [&](const HeadMatrix<double>& matrix) {
+    return !std::isnan(
+        matrix[static_cast<std::size_t>(pin.layer)][static_cast<std::size_t>(pin.head)]);
+  };
+  if (pin.reuse && std::ranges::none_of(sums.similarity, measured)) {
     throw UsageError(fmt::format(
         "pins: layer {}, head {} shall reuse, but these traces did not record it, so the error is "
         "unknown. HINT: record this head, or remove the pin",
         pin.layer, pin.head));
   }
+}
+
+/// The number of keys above gamma.
+std::size_t above(const std::vector<double>& falling, double gamma) {
+  return static_cast<std::size_t>(std::ranges::lower_bound(falling, gamma, std::greater<>()) -
+                                  falling.begin());
 }
 
 double share(double part, double whole) { return whole > 0.0 ? part / whole : 0.0; }
@@ -57,101 +64,126 @@ const TauSums& CalibrationSums::at(std::int64_t tau) const {
 }
 
 ReusePredictor::ReusePredictor(const CalibrationSums& sums, ReuseGranularity granularity,
-                               const std::vector<ReusePin>& pins)
+                               const std::vector<ReusePin>& pins,
+                               const std::optional<double>& lse_bound)
     : sums_(sums) {
+  if (lse_bound && sums.lse_drift.empty()) {
+    throw UsageError(
+        "--lse-bound: expected the drift of L_out, got summaries, which lack it. HINT: capture "
+        "with "
+        "`--record outputs`");
+  }
   const auto heads = static_cast<std::size_t>(sums.model.heads);
   const auto group = static_cast<std::size_t>(sums.model.heads / sums.model.kv_heads);
-  std::vector<double> keys;  // [layers * heads], H a multiple of the group's size
-  for (const std::vector<double>& row : sums.similarity) {
-    for (const double similarity : row) keys.push_back(key_of(similarity));
-  }
-  const auto least_of_group = [&](std::size_t first) {
-    const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(first);
-    return *std::min_element(begin, begin + static_cast<std::ptrdiff_t>(group));
-  };
-  for (std::size_t first = 0; first < keys.size(); first += group) {
-    if (granularity == ReuseGranularity::head) break;
-    std::fill_n(keys.begin() + static_cast<std::ptrdiff_t>(first), group, least_of_group(first));
-  }
-  for (const ReusePin& pin : pins) {
-    check_pin(sums, pin);
-    keys[static_cast<std::size_t>(pin.layer) * heads + static_cast<std::size_t>(pin.head)] =
-        pin.reuse ? kInfinity : -kInfinity;
-  }
-  for (std::size_t first = 0; first < keys.size(); first += group) {
-    group_keys_.push_back(least_of_group(first));
-  }
-  std::vector<std::size_t> order(keys.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, std::greater<>(), [&](std::size_t i) { return keys[i]; });
-  for (const std::size_t i : order) keys_.push_back(keys[i]);
-  std::ranges::sort(group_keys_, std::greater<>());
-  for (const double key : keys_) {
-    if (std::isfinite(key) && (levels_.empty() || key < levels_.back())) levels_.push_back(key);
-  }
-  std::ranges::reverse(levels_);
-  for (const TauSums& tau : sums.taus) {
-    Prefix prefix;
-    for (const std::size_t i : order) {
-      prefix.squared.push_back(prefix.squared.back() + tau.reused[i].squared);
-      prefix.absolute.push_back(prefix.absolute.back() + tau.reused[i].absolute);
-      prefix.reference.push_back(prefix.reference.back() + tau.reused[i].reference);
-      prefix.terms.push_back(prefix.terms.back() + tau.reused[i].terms);
-      prefix.reference_all += tau.reused[i].reference + tau.recomputed[i].reference;
+  const RangeMatrices<double> similarity = within_bound(sums.similarity, sums.lse_drift, lse_bound);
+  num_heads_ = static_cast<std::size_t>(sums.model.layers) * heads;
+  keys_.resize(num_heads_ * similarity.size());
+  for (std::size_t range = 0; range < similarity.size(); ++range) {
+    std::vector<double> keys;  // [layers * heads], H a multiple of the group's size
+    for (const std::vector<double>& row : similarity[range]) {
+      for (const double value : row) keys.push_back(key_of(value));
     }
-    prefixes_.emplace(tau.tau, std::move(prefix));
+    const auto least_of_group = [&](std::size_t first) {
+      const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(first);
+      return *std::min_element(begin, begin + static_cast<std::ptrdiff_t>(group));
+    };
+    for (std::size_t first = 0; first < keys.size(); first += group) {
+      if (granularity == ReuseGranularity::head) break;
+      std::fill_n(keys.begin() + static_cast<std::ptrdiff_t>(first), group, least_of_group(first));
+    }
+    for (const ReusePin& pin : pins) {
+      check_pin(sums, pin);
+      keys[static_cast<std::size_t>(pin.layer) * heads + static_cast<std::size_t>(pin.head)] =
+          pin.reuse ? kInfinity : -kInfinity;
+    }
+    std::vector<double>& groups = group_keys_.emplace_back();
+    for (std::size_t first = 0; first < keys.size(); first += group) {
+      groups.push_back(least_of_group(first));
+    }
+    for (std::size_t i = 0; i < keys.size(); ++i) keys_[i * similarity.size() + range] = keys[i];
+    std::ranges::sort(groups, std::greater<>());
+    std::ranges::sort(keys, std::greater<>());
+    head_keys_.push_back(std::move(keys));
   }
+  for (const double key : keys_) {
+    if (std::isfinite(key)) levels_.push_back(key);
+  }
+  std::ranges::sort(levels_);
+  levels_.erase(std::unique(levels_.begin(), levels_.end()), levels_.end());
+}
+
+std::int64_t ReusePredictor::heads(const std::vector<double>& gammas) const {
+  std::size_t count = 0;
+  for (std::size_t r = 0; r < gammas.size(); ++r) count += above(head_keys_[r], gammas[r]);
+  return static_cast<std::int64_t>(count);
 }
 
 ReusePoint ReusePredictor::at(double gamma, std::int64_t tau) const {
+  return at(std::vector<double>(sums_.ranges.size(), gamma), tau);
+}
+
+ReusePoint ReusePredictor::at(const std::vector<double>& gammas, std::int64_t tau) const {
   const TauSums& sums = sums_.at(tau);
-  const Prefix& prefix = prefixes_.at(tau);
-  const auto above = [gamma](const std::vector<double>& falling) {
-    return static_cast<std::size_t>(std::ranges::lower_bound(falling, gamma, std::greater<>()) -
-                                    falling.begin());
-  };
-  const std::size_t heads = above(keys_);
-  const std::size_t groups = above(group_keys_);
+  const std::size_t ranges = sums.ranges.size();
   ReusePoint point;
-  point.gamma = gamma;
-  point.heads = static_cast<std::int64_t>(heads);
-  point.byte_saving = share(sums.reusing_keys, sums_.keys) *
-                      share(static_cast<double>(groups), static_cast<double>(group_keys_.size()));
-  point.flop_saving = share(sums.reusing_flops, sums_.flops) *
-                      share(static_cast<double>(heads), static_cast<double>(keys_.size()));
+  point.gamma = gammas.front();
+  for (std::size_t r = 0; r < ranges; ++r) {
+    const std::size_t heads = above(head_keys_[r], gammas[r]);
+    const std::size_t groups = above(group_keys_[r], gammas[r]);
+    point.heads += static_cast<std::int64_t>(heads);
+    point.byte_saving +=
+        share(sums.ranges[r].reusing_keys, sums_.keys) *
+        share(static_cast<double>(groups), static_cast<double>(group_keys_[r].size()));
+    point.flop_saving += share(sums.ranges[r].reusing_flops, sums_.flops) *
+                         share(static_cast<double>(heads), static_cast<double>(num_heads_));
+  }
   if (!sums.errors_known) return point;
-  const auto channels = static_cast<double>(sums_.head_dim);
-  const auto l2 = [&](double reference) { return std::sqrt(prefix.squared[heads] / reference); };
-  const auto l1 = [&](std::int64_t terms) {
-    return prefix.absolute[heads] / (static_cast<double>(terms) * channels);
-  };
-  point.terms = prefix.terms.back();
+  ReuseErrorSums reused, steps;  // where heads reuse; at all steps that may reuse
+  double reference_all = 0.0;
+  for (std::size_t head = 0; head < num_heads_; ++head) {
+    std::size_t source = 0;  // of RangeSums::reused
+    for (std::size_t r = 0; r < ranges; ++r) {
+      const RangeSums& range = sums.ranges[r];
+      const bool reuses = keys_[head * ranges + r] > gammas[r];
+      const ReuseErrorSums& taken = range.reused[reuses ? source : 0][head];
+      steps.add(taken);
+      if (reuses) {
+        reused.add(taken);
+      } else {
+        source = r + 1;
+      }
+      reference_all += taken.reference + range.recomputed[head].reference;
+    }
+  }
+  const std::int64_t channels = sums_.head_dim;
+  const auto l2 = [&](double reference) { return std::sqrt(reused.squared / reference); };
+  point.terms = steps.terms;
   if (point.terms > 0) {
-    point.relative_l2 = l2(prefix.reference.back());
-    point.mean_l1 = l1(point.terms);
+    point.relative_l2 = l2(steps.reference);
+    point.mean_l1 = reused.absolute / static_cast<double>(point.terms * channels);
   }
-  point.terms_reused = prefix.terms[heads];
+  point.terms_reused = reused.terms;
   if (point.terms_reused > 0) {
-    point.relative_l2_reused = l2(prefix.reference[heads]);
-    point.mean_l1_reused = l1(point.terms_reused);
+    point.relative_l2_reused = l2(reused.reference);
+    point.mean_l1_reused = reused.mean_l1(channels);
   }
-  if (prefix.reference_all > 0.0) {
-    point.relative_l2_all_steps = l2(prefix.reference_all);
-  }
+  if (reference_all > 0.0) point.relative_l2_all_steps = l2(reference_all);
   return point;
 }
 
-ReusePrediction ReusePredictor::predict(double gamma, std::int64_t tau) const {
+ReusePrediction ReusePredictor::predict(const std::vector<double>& gammas, std::int64_t tau) const {
   const TauSums& sums = sums_.at(tau);
   ReusePrediction prediction;
-  prediction.point = at(gamma, tau);
+  prediction.point = at(gammas, tau);
   prediction.steps = sums_.steps;
   prediction.reusing_steps = sums.reusing_steps;
-  const auto kv_heads = static_cast<double>(group_keys_.size());
-  const auto spared = static_cast<double>(
-      std::ranges::count_if(group_keys_, [gamma](double key) { return key > gamma; }));
-  prediction.external_keys = std::llround(sums_.keys * kv_heads);
-  prediction.external_keys_read = std::llround(sums_.keys * kv_heads - sums.reusing_keys * spared);
+  const double keys = sums_.keys * static_cast<double>(group_keys_.front().size());
+  double spared = 0.0;
+  for (std::size_t r = 0; r < sums.ranges.size(); ++r) {
+    spared += sums.ranges[r].reusing_keys * static_cast<double>(above(group_keys_[r], gammas[r]));
+  }
+  prediction.external_keys = std::llround(keys);
+  prediction.external_keys_read = std::llround(keys - spared);
   return prediction;
 }
 

@@ -78,24 +78,31 @@ double gamma_for_error(const CalibrationSums& sums, const ReusePredictor& predic
       error, tau, rounded_up(least), at_gamma));
 }
 
-SampleTrust trust_of(const CalibrationSums& sums, double gamma, const std::vector<ReusePin>& pins) {
+SampleTrust trust_of(const CalibrationSums& sums, const Calibration& chosen) {
   SampleTrust trust;
   trust.largest_error = kNotMeasured;
   trust.fewest_pairs = std::numeric_limits<std::int64_t>::max();
-  for (std::size_t layer = 0; layer < sums.similarity.size(); ++layer) {
-    for (std::size_t head = 0; head < sums.similarity[layer].size(); ++head) {
-      const double similarity = sums.similarity[layer][head];
-      if (std::isnan(similarity)) continue;
-      const double error = sums.standard_error[layer][head];
-      ++trust.measured;
-      trust.fewest_pairs = std::min(trust.fewest_pairs, sums.count[layer][head]);
-      if (!std::isnan(error)) trust.largest_error = std::fmax(trust.largest_error, error);
-      const bool pinned = std::ranges::any_of(pins, [&](const ReusePin& pin) {
-        return std::cmp_equal(pin.layer, layer) && std::cmp_equal(pin.head, head);
-      });
-      // `!(a >= b)` is also true for a single pair, which has no standard error.
-      if (!pinned && !sums.ranked && !(std::fabs(similarity - gamma) >= 2.0 * error))
-        ++trust.undecided;
+  const auto within = within_bound(sums.similarity, sums.lse_drift, chosen.lse_bound);
+  const auto add = [&](std::size_t range, std::size_t layer, std::size_t head) {
+    const double similarity = sums.similarity[range][layer][head];
+    if (std::isnan(similarity)) return;
+    const double error = sums.standard_error[range][layer][head];
+    ++trust.measured;
+    trust.fewest_pairs = std::min(trust.fewest_pairs, sums.count[range][layer][head]);
+    if (!std::isnan(error)) trust.largest_error = std::fmax(trust.largest_error, error);
+    const bool pinned = std::ranges::any_of(chosen.pins, [&](const ReusePin& pin) {
+      return std::cmp_equal(pin.layer, layer) && std::cmp_equal(pin.head, head);
+    });
+    const bool gamma_decides = !pinned && !sums.ranked && !std::isnan(within[range][layer][head]);
+    // `!(a >= b)` is also true for a single pair, which has no standard error.
+    if (gamma_decides && !(std::fabs(similarity - chosen.gamma[range]) >= 2.0 * error))
+      ++trust.undecided;
+  };
+  for (std::size_t range = 0; range < within.size(); ++range) {
+    for (std::size_t layer = 0; layer < within[range].size(); ++layer) {
+      for (std::size_t head = 0; head < within[range][layer].size(); ++head) {
+        add(range, layer, head);
+      }
     }
   }
   return trust;
@@ -104,8 +111,8 @@ SampleTrust trust_of(const CalibrationSums& sums, double gamma, const std::vecto
 }  // namespace
 
 void check_request(const CalibrationRequest& request) {
-  const int given =
-      (request.gamma ? 1 : 0) + (request.saving ? 1 : 0) + (request.max_error ? 1 : 0);
+  const int given = (request.gamma || !request.gammas.empty() ? 1 : 0) + (request.saving ? 1 : 0) +
+                    (request.max_error ? 1 : 0);
   if (given != 1) {
     throw UsageError(fmt::format(
         "calibrate: expected exactly one of --gamma, --saving and --max-error, got {}", given));
@@ -113,8 +120,13 @@ void check_request(const CalibrationRequest& request) {
   const auto refuse = [](const char* flag, const char* expected, double got) {
     throw UsageError(fmt::format("{}: expected {}, got {}", flag, expected, got));
   };
-  if (request.gamma && !(*request.gamma >= -1.0 && *request.gamma <= 1.0)) {
-    refuse("--gamma", "a cosine from -1 to 1", *request.gamma);
+  std::vector<double> gammas = request.gammas;
+  if (request.gamma) gammas.push_back(*request.gamma);
+  for (const double gamma : gammas) {
+    if (!(gamma >= -1.0 && gamma <= 1.0)) refuse("--gamma", "a cosine from -1 to 1", gamma);
+  }
+  if (request.lse_bound && !(*request.lse_bound >= 0.0 && std::isfinite(*request.lse_bound))) {
+    refuse("--lse-bound", "a difference of L_out of at least 0", *request.lse_bound);
   }
   if (request.saving && !(*request.saving > 0.0 && *request.saving <= 1.0)) {
     refuse("--saving", "a share of the prefix bytes above 0 and at most 1", *request.saving);
@@ -126,22 +138,34 @@ void check_request(const CalibrationRequest& request) {
 
 Calibration choose(const CalibrationSums& sums, const CalibrationRequest& request) {
   check_request(request);
-  const ReusePredictor predictor(sums, request.granularity, request.pins);
+  const std::size_t ranges = sums.ranges.size();
+  if (!request.gammas.empty() && request.gammas.size() != ranges) {
+    throw UsageError(fmt::format("--gamma: expected one for each of {} ranges of steps, got {}",
+                                 ranges, request.gammas.size()));
+  }
+  const ReusePredictor predictor(sums, request.granularity, request.pins, request.lse_bound);
   Calibration chosen;
   chosen.tau = request.tau;
   chosen.granularity = request.granularity;
   chosen.pins = request.pins;
-  if (request.gamma) {
-    chosen.gamma = *request.gamma;
-  } else if (request.saving) {
-    chosen.gamma = gamma_for_saving(sums, predictor, *request.saving, request.tau);
+  chosen.lse_bound = request.lse_bound;
+  if (!request.gammas.empty()) {
+    chosen.gamma = request.gammas;
   } else {
-    chosen.gamma = gamma_for_error(sums, predictor, *request.max_error, request.tau);
+    chosen.gamma.assign(ranges,
+                        request.gamma ? *request.gamma
+                        : request.saving
+                            ? gamma_for_saving(sums, predictor, *request.saving, request.tau)
+                            : gamma_for_error(sums, predictor, *request.max_error, request.tau));
   }
-  chosen.reuse = reuse_mask(sums.similarity, chosen.gamma, request.granularity, sums.model.kv_heads,
-                            request.pins);
+  chosen.reuse.ranges = sums.ranges;
+  const auto within = within_bound(sums.similarity, sums.lse_drift, request.lse_bound);
+  for (std::size_t range = 0; range < ranges; ++range) {
+    chosen.reuse.heads.push_back(reuse_mask(within[range], chosen.gamma[range], request.granularity,
+                                            sums.model.kv_heads, request.pins));
+  }
   chosen.predicted = predictor.predict(chosen.gamma, request.tau);
-  chosen.trust = trust_of(sums, chosen.gamma, chosen.pins);
+  chosen.trust = trust_of(sums, chosen);
   return chosen;
 }
 
@@ -151,17 +175,20 @@ std::vector<std::string> warnings_of(const Calibration& chosen) {
   const ReusePrediction& predicted = chosen.predicted;
   if (trust.undecided > 0) {
     warnings.push_back(fmt::format(
-        "gamma {:.6g} lies within 2 standard errors of the similarity of {} of {} heads (largest "
+        "gamma {} lies within 2 standard errors of the similarity of {} of {} heads{} (largest "
         "standard error {}, fewest step pairs {}): another sample may decide differently. HINT: "
         "use more prompts, or a gamma with more distance",
-        chosen.gamma, trust.undecided, trust.measured,
+        gamma_text(chosen), trust.undecided, trust.measured,
+        chosen.gamma.size() > 1 ? " and ranges of steps" : "",
         std::isnan(trust.largest_error) ? "-" : fmt::format("{:.3g}", trust.largest_error),
         trust.fewest_pairs));
   }
   const char* pins = chosen.pins.empty() ? "" : ", with the pins";
   if (predicted.point.heads == 0) {
     warnings.push_back(fmt::format(
-        "no head has a similarity above {:.6g}{}: nothing will be reused", chosen.gamma, pins));
+        "no head has a similarity above {}{}{}: nothing will be reused", gamma_text(chosen),
+        chosen.lse_bound ? fmt::format(" and a drift of at most {:.6g}", *chosen.lse_bound) : "",
+        pins));
   } else if (predicted.external_keys_read == predicted.external_keys &&
              predicted.reusing_steps > 0) {
     warnings.push_back(
@@ -176,8 +203,37 @@ std::vector<std::string> warnings_of(const Calibration& chosen) {
   return warnings;
 }
 
+std::string gamma_text(const Calibration& calibration) {
+  const std::vector<double>& gammas = calibration.gamma;
+  const bool one = std::ranges::count(gammas, gammas.front()) == std::ssize(gammas);
+  return one ? fmt::format("{:.6g}", gammas.front())
+             : fmt::format("{:.6g}", fmt::join(gammas, ", "));
+}
+
+std::vector<RowErrors> row_errors_of(const CalibrationSums& sums, const ReuseMasks& masks,
+                                     std::int64_t tau) {
+  std::vector<RowErrors> errors;
+  const auto heads = static_cast<std::size_t>(sums.model.heads);
+  for (std::size_t range = 0; range < sums.ranges.size(); ++range) {
+    const auto& rows = sums.at(tau).ranges[range].rows;
+    if (rows.front().empty()) return {};
+    RowErrors& of_range = errors.emplace_back();
+    for (std::size_t kind = 0; kind < rows.size(); ++kind) {
+      double squared = 0.0;
+      double reference = 0.0;
+      for (std::size_t i = 0; i < rows[kind].size(); ++i) {
+        if (masks.heads[range][i / heads][i % heads]) squared += rows[kind][i].squared;
+        reference += rows[kind][i].reference;
+      }
+      of_range[kind] = reference > 0.0 ? squared / reference : kNotMeasured;
+    }
+  }
+  return errors;
+}
+
 ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibration) {
-  const ReusePredictor predictor(sums, calibration.granularity, calibration.pins);
+  const ReusePredictor predictor(sums, calibration.granularity, calibration.pins,
+                                 calibration.lse_bound);
   ReuseFile file;
   file.model = sums.model;
   file.reuse = calibration.reuse;
@@ -185,6 +241,9 @@ ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibrat
   file.gamma = calibration.gamma;
   file.tau = calibration.tau;
   file.tau_counts = sums.tau_counts;
+  file.reference = sums.reference;
+  file.lse_bound = calibration.lse_bound;
+  if (file.lse_bound) file.lse_drift = sums.lse_drift;
   file.granularity = calibration.granularity;
   file.statistic = sums.statistic;
   file.computed_from = sums.computed_from;
@@ -194,6 +253,7 @@ ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibrat
   file.standard_error = sums.standard_error;
   file.p5 = sums.p5;
   file.count = sums.count;
+  file.row_errors = row_errors_of(sums, calibration.reuse, calibration.tau);
   file.predicted = calibration.predicted;
   for (const TauSums& tau : sums.taus) file.curves.push_back(predictor.curve(tau.tau));
   return file;

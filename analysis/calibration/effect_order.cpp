@@ -93,6 +93,11 @@ HeadMatrix<double> effects_of(const std::string& path, const ReuseModel& model) 
 }  // namespace
 
 void order_by_effect(const std::string& path, CalibrationSums& sums) {
+  if (sums.ranges.size() > 1) {
+    throw UsageError(
+        "--by-effect: expected one range of steps, because an effect is that of the "
+        "whole block, got several. HINT: leave out --by-step");
+  }
   const HeadMatrix<double> effects = effects_of(path, sums.model);
   std::vector<double> sorted;
   for (const std::vector<double>& layer : effects) {
@@ -102,12 +107,12 @@ void order_by_effect(const std::string& path, CalibrationSums& sums) {
   const auto last = static_cast<double>(std::max<std::size_t>(sorted.size() - 1, 1));
   for (std::size_t layer = 0; layer < effects.size(); ++layer) {
     for (std::size_t head = 0; head < effects[layer].size(); ++head) {
-      double& rank = sums.similarity[layer][head];
+      double& rank = sums.similarity.front()[layer][head];
       if (std::isnan(rank)) continue;  // not recorded: never reuses
       const auto before = std::ranges::lower_bound(sorted, effects[layer][head]) - sorted.begin();
       rank = 1.0 - static_cast<double>(before) / last;
-      for (HeadMatrix<double>* of : {&sums.standard_deviation, &sums.standard_error, &sums.p5}) {
-        (*of)[layer][head] = kNotMeasured;
+      for (auto* of : {&sums.standard_deviation, &sums.standard_error, &sums.p5}) {
+        of->front()[layer][head] = kNotMeasured;
       }
     }
   }

@@ -149,8 +149,13 @@ void ReuseErrorReader::read_stored(const StepView& step, Layer& layer) const {
   }
 }
 
-void ReuseErrorReader::read_arrays(const StepView& step, Layer& layer) const {
+ReuseErrorReader::Scratch& ReuseErrorReader::scratch_of_thread() {
   thread_local Scratch scratch;
+  return scratch;
+}
+
+void ReuseErrorReader::read_arrays(const StepView& step, Layer& layer) const {
+  Scratch& scratch = scratch_of_thread();
   to_floats(step.now(fields_.external), scratch.external);
   to_floats(step.now(Field::attention_internal), scratch.internal);
   const auto lse_external = step.now(fields_.lse_external).floats();
@@ -176,7 +181,10 @@ void ReuseErrorReader::read_arrays(const StepView& step, Layer& layer) const {
     // Neighbouring taus mostly have the same source, so reuse its sums.
     const auto same = std::ranges::find(layer.sources, layer.sources[t]);
     const auto first = static_cast<std::size_t>(same - layer.sources.begin());
-    tau.heads = first < t ? layer.taus[first].heads : error_sums(step, scratch, rules_[t]);
+    tau.heads = first < t ? layer.taus[first].heads
+                          : errors_of(step, {step.source(fields_.external, rules_[t]),
+                                             step.source(fields_.lse_external, rules_[t]).floats(),
+                                             step.source_valid(rules_[t])});
   }
 }
 
@@ -194,19 +202,20 @@ std::vector<ReuseErrorSums> ReuseErrorReader::reference_sums(const StepView& ste
   return sums;
 }
 
-std::vector<ReuseErrorSums> ReuseErrorReader::error_sums(const StepView& step, Scratch& scratch,
-                                                         const ReuseRule& rule) const {
-  to_floats(step.source(fields_.external, rule), scratch.source);
-  const auto lse_source = step.source(fields_.lse_external, rule).floats();
+std::vector<ReuseErrorSums> ReuseErrorReader::errors_of(const StepView& step,
+                                                        const ExternalPair& pair,
+                                                        std::span<const std::uint8_t> kinds) const {
+  Scratch& scratch = scratch_of_thread();
+  to_floats(pair.external, scratch.source);
   const auto lse_internal = step.now(Field::attention_lse_internal).floats();
   const auto valid = step.valid();
-  const auto source_valid = step.source_valid(rule);
   const std::size_t block = valid.size();
-  std::vector<ReuseErrorSums> sums(heads_);
+  std::vector<ReuseErrorSums> sums(kinds.empty() ? heads_ : kRowKinds.size() * heads_);
   for (std::size_t row = 0; row < heads_ * block; ++row) {
-    if (valid[row % block] == 0 || source_valid[row % block] == 0) continue;
-    const double weight = external_weight(lse_source[row], lse_internal[row]);
-    sums[row / block].add(position_sums(
+    if (valid[row % block] == 0 || pair.valid[row % block] == 0) continue;
+    const double weight = external_weight(pair.lse[row], lse_internal[row]);
+    const std::size_t kind = kinds.empty() ? 0 : kinds[row % block];
+    sums[kind * heads_ + row / block].add(position_sums(
         {&scratch.external[row * channels_], &scratch.internal[row * channels_],
          &scratch.source[row * channels_], static_cast<float>(scratch.weight[row]),
          static_cast<float>(weight), static_cast<float>(weight - scratch.weight[row])},

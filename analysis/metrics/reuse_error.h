@@ -38,6 +38,13 @@ struct ReuseErrorSums {
   double cosine() const;                        ///< cosine of merged and ref as long vectors
 };
 
+/// An external pair of one layer: A_out [H, B, D], L_out [H, B], and the positions that it has [B].
+struct ExternalPair {
+  ArrayView external;
+  std::span<const float> lse;
+  std::span<const std::uint8_t> valid;
+};
+
 /// The sums of one step in one layer under every tau, from arrays or summaries.
 class ReuseErrorReader {
  public:
@@ -63,6 +70,10 @@ class ReuseErrorReader {
   };
   /// [taus]. Valid until the next call for this layer. The step must have a prefix.
   const std::vector<Tau>& read(const StepView& step);
+  /// [recorded heads], from arrays: the sums of the step that read() just had, in the same thread,
+  /// if its pair were this one. With `kinds` [B]: [RowKind, recorded heads].
+  std::vector<ReuseErrorSums> errors_of(const StepView& step, const ExternalPair& pair,
+                                        std::span<const std::uint8_t> kinds = {}) const;
 
  private:
   /// Data of one layer. Only one thread at a time uses it.
@@ -75,11 +86,10 @@ class ReuseErrorReader {
     std::vector<float> external, internal, source;  // [H, B, D]
     std::vector<double> weight;                     // [H, B] weight of the external side
   };
+  static Scratch& scratch_of_thread();
   void read_arrays(const StepView& step, Layer& layer) const;
   void read_stored(const StepView& step, Layer& layer) const;
   std::vector<ReuseErrorSums> reference_sums(const StepView& step, const Scratch& scratch) const;
-  std::vector<ReuseErrorSums> error_sums(const StepView& step, Scratch& scratch,
-                                         const ReuseRule& rule) const;
   std::ptrdiff_t summary_index(const ReuseRule& rule) const;
 
   std::vector<ReuseRule> rules_;

@@ -1,4 +1,4 @@
-// The reading side, and what reader and writer share; the writing side is reuse_file_write.cpp.
+// The reading side. reuse_file_write.cpp writes, reuse_mask.cpp decides.
 #include "decode_record/interchange/reuse_file.h"
 
 #include <fmt/format.h>
@@ -22,6 +22,7 @@ constexpr std::int64_t kReuseVersion = 2;
 // No model has 10,000 layers of 10,000 heads. The limit keeps layers * heads in 64 bits.
 constexpr std::int64_t kMostHeads = 10'000;
 constexpr std::uintmax_t kMostBytes = std::uintmax_t{256} << 20;
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void check_reuse_header(const JsonNode& root) {
@@ -32,6 +33,36 @@ void check_reuse_header(const JsonNode& root) {
   if (number < 1 || number > kReuseVersion) {
     version.refuse(fmt::format("1 to {} (the versions that this build reads)", kReuseVersion));
   }
+  for (const char* later : {"step_ranges", "reference", "lse_bound", "lse_drift", "row_errors"}) {
+    if (number == 1 && root.has(later)) {
+      root.member(later).refuse("none, because format_version is 1. HINT: it is of version 2");
+    }
+  }
+}
+
+/// [[1, 4], [5, null]]: the ranges cover all steps of a block, in their order.
+StepRanges read_step_ranges(const JsonNode& root) {
+  StepRanges ranges;
+  if (!root.has("step_ranges")) return ranges;
+  ranges.first.clear();
+  const std::vector<JsonNode> nodes = root.member("step_ranges").elements();
+  if (nodes.empty()) root.member("step_ranges").refuse("at least one range");
+  std::int64_t next = 1;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const std::vector<JsonNode> ends = nodes[i].elements(2);
+    const std::int64_t first = ends[0].integer(1);
+    if (first < next) {
+      ends[0].refuse(fmt::format("{}, because step {} is in the range before", next, first));
+    }
+    if (first > next) ends[0].refuse(fmt::format("{}, because that step is in no range", next));
+    ranges.first.push_back(first);
+    if (i + 1 == nodes.size()) {
+      if (!ends[1].is_null()) ends[1].refuse("null, because the last range has no end");
+    } else {
+      next = ends[1].integer(first, kMostSteps) + 1;
+    }
+  }
+  return ranges;
 }
 
 bool is_digest(const std::string& text) {
@@ -88,12 +119,52 @@ HeadMatrix<T> read_matrix(const JsonNode& node, const ReuseModel& model, const R
   return matrix;
 }
 
-HeadMatrix<double> read_numbers(const JsonNode& root, const char* key, const ReuseModel& model,
-                                double least, double most) {
+/// One matrix for each range. Only a file with step_ranges has that axis.
+template <typename T, typename Read>
+RangeMatrices<T> read_matrices(const JsonNode& root, const char* key, const ReuseFile& file,
+                               const Read& read) {
   if (!root.has(key)) return {};
-  return read_matrix<double>(root.member(key), model, [&](const JsonNode& element) {
+  const JsonNode node = root.member(key);
+  if (!root.has("step_ranges")) return {read_matrix<T>(node, file.model, read)};
+  RangeMatrices<T> matrices;
+  for (const JsonNode& range : node.elements(std::ssize(file.reuse.ranges.first))) {
+    matrices.push_back(read_matrix<T>(range, file.model, read));
+  }
+  return matrices;
+}
+
+RangeMatrices<double> read_numbers(const JsonNode& root, const char* key, const ReuseFile& file,
+                                   double least, double most) {
+  return read_matrices<double>(root, key, file, [&](const JsonNode& element) {
     return element.number_or_null(least, most);
   });
+}
+
+/// One object for each range.
+std::vector<RowErrors> read_row_errors(const JsonNode& root, const ReuseFile& file) {
+  std::vector<RowErrors> errors;
+  if (!root.has("row_errors")) return errors;
+  for (const JsonNode& node :
+       root.member("row_errors").elements(std::ssize(file.reuse.ranges.first))) {
+    RowErrors& of = errors.emplace_back();
+    for (std::size_t kind = 0; kind < of.size(); ++kind) {
+      of[kind] = node.member(kRowKinds[kind].data()).number_or_null(0.0, kInfinity);
+    }
+  }
+  return errors;
+}
+
+/// One number holds for all ranges.
+std::vector<double> read_gammas(const JsonNode& root, const ReuseFile& file) {
+  if (!root.has("gamma")) return {};
+  const JsonNode node = root.member("gamma");
+  if (!node.is_array())
+    return std::vector<double>(file.reuse.ranges.size(), node.number(-1.0, 1.0));
+  std::vector<double> gammas;
+  for (const JsonNode& element : node.elements(std::ssize(file.reuse.ranges.first))) {
+    gammas.push_back(element.number(-1.0, 1.0));
+  }
+  return gammas;
 }
 
 ReuseTrace read_trace(const JsonNode& node) {
@@ -108,10 +179,10 @@ ReuseTrace read_trace(const JsonNode& node) {
   return trace;
 }
 
-ReusePoint read_point(const JsonNode& node, const ReuseModel& model) {
+ReusePoint read_point(const JsonNode& node, std::int64_t most_heads) {
   ReusePoint point;
   point.gamma = node.member("gamma").number(-1.0, 1.0);
-  point.heads = node.member("heads").integer(0, model.layers * model.heads);
+  point.heads = node.member("heads").integer(0, most_heads);
   point.byte_saving = node.member("byte_saving").number(0.0, 1.0);
   point.flop_saving = node.member("flop_saving").number(0.0, 1.0);
   point.relative_l2 = node.member("relative_l2").number_or_null(0.0, kInfinity);
@@ -125,9 +196,9 @@ ReusePoint read_point(const JsonNode& node, const ReuseModel& model) {
   return point;
 }
 
-ReusePrediction read_prediction(const JsonNode& node, const ReuseModel& model) {
+ReusePrediction read_prediction(const JsonNode& node, std::int64_t most_heads) {
   ReusePrediction prediction;
-  prediction.point = read_point(node, model);
+  prediction.point = read_point(node, most_heads);
   prediction.steps = node.member("steps").integer(0);
   prediction.reusing_steps = node.member("reusing_steps").integer(0, prediction.steps);
   prediction.external_keys = node.member("external_keys").integer(0);
@@ -136,11 +207,11 @@ ReusePrediction read_prediction(const JsonNode& node, const ReuseModel& model) {
   return prediction;
 }
 
-ReuseCurve read_curve(const JsonNode& node, const ReuseModel& model) {
+ReuseCurve read_curve(const JsonNode& node, std::int64_t most_heads) {
   ReuseCurve curve;
   curve.tau = node.member("tau").integer(1);
   for (const JsonNode& element : node.member("points").elements()) {
-    curve.points.push_back(read_point(element, model));
+    curve.points.push_back(read_point(element, most_heads));
     const auto& points = curve.points;
     if (points.size() > 1 && !(points[points.size() - 2].gamma < points.back().gamma)) {
       element.member("gamma").refuse("more than the point before it");
@@ -161,13 +232,22 @@ void read_pins(const JsonNode& root, ReuseFile& file) {
     }
     const auto layer = static_cast<std::size_t>(pin.layer);
     const auto head = static_cast<std::size_t>(pin.head);
-    if (file.reuse[layer][head] != pin.reuse) {
+    const auto place_in = [&](const char* name, std::size_t range) {
+      return fmt::format("{}{}[{}][{}]", name,
+                         root.has("step_ranges") ? fmt::format("[{}]", range) : "", layer, head);
+    };
+    for (std::size_t range = 0; range < file.reuse.heads.size(); ++range) {
+      const bool reuse = file.reuse.heads[range][layer][head];
+      if (reuse == pin.reuse) continue;
       node.member("reuse").refuse(
-          fmt::format("{}, because reuse[{}][{}] is", bool{file.reuse[layer][head]}, layer, head));
+          fmt::format("{}, because {} is", reuse, place_in("reuse", range)));
     }
-    if (pin.reuse && !file.similarity.empty() && std::isnan(file.similarity[layer][head])) {
+    const auto measured = [&](const HeadMatrix<double>& matrix) {
+      return !std::isnan(matrix[layer][head]);
+    };
+    if (pin.reuse && !file.similarity.empty() && std::ranges::none_of(file.similarity, measured)) {
       node.member("reuse").refuse(
-          fmt::format("false, because similarity[{}][{}] was not measured", layer, head));
+          fmt::format("false, because {} was not measured", place_in("similarity", 0)));
     }
     file.pins.push_back(pin);
   }
@@ -185,7 +265,15 @@ ReuseCount read_counts(const JsonNode& root, const ReuseFile& file) {
 }
 
 void read_measurements(const JsonNode& root, ReuseFile& file) {
-  if (root.has("gamma")) file.gamma = root.member("gamma").number(-1.0, 1.0);
+  file.gamma = read_gammas(root, file);
+  if (root.has("lse_bound")) file.lse_bound = root.member("lse_bound").number(0.0, kInfinity);
+  if (root.has("reference")) {
+    const JsonNode node = root.member("reference");
+    const std::string text = node.text();
+    const auto* const name = std::ranges::find(kReuseReferences, text);
+    if (name == kReuseReferences.end()) node.refuse("\"adjacent\" or \"kept\"");
+    file.reference = static_cast<ReuseReference>(name - kReuseReferences.begin());
+  }
   if (root.has("tau")) file.tau = root.member("tau").integer(1);
   file.tau_counts = read_counts(root, file);
   if (root.has("granularity")) {
@@ -201,22 +289,25 @@ void read_measurements(const JsonNode& root, ReuseFile& file) {
       file.traces.push_back(read_trace(node));
     }
   }
-  file.similarity = read_numbers(root, "similarity", file.model, -1.0, 1.0);
-  file.standard_deviation = read_numbers(root, "standard_deviation", file.model, 0.0, kInfinity);
-  file.standard_error = read_numbers(root, "standard_error", file.model, 0.0, kInfinity);
-  file.p5 = read_numbers(root, "p5", file.model, -1.0, 1.0);
-  if (root.has("count")) {
-    file.count = read_matrix<std::int64_t>(root.member("count"), file.model,
+  file.similarity = read_numbers(root, "similarity", file, -1.0, 1.0);
+  file.standard_deviation = read_numbers(root, "standard_deviation", file, 0.0, kInfinity);
+  file.standard_error = read_numbers(root, "standard_error", file, 0.0, kInfinity);
+  file.p5 = read_numbers(root, "p5", file, -1.0, 1.0);
+  file.count = read_matrices<std::int64_t>(root, "count", file,
                                            [](const JsonNode& node) { return node.integer(0); });
-  }
+  file.lse_drift = read_numbers(root, "lse_drift", file, 0.0, kInfinity);
+  file.row_errors = read_row_errors(root, file);
+  if (file.lse_bound && !file.similarity.empty()) root.member("lse_drift");  // refuses: it decides
 }
 
 void read_predictions(const JsonNode& root, ReuseFile& file) {
   if (!root.has("predictions")) return;
   const JsonNode node = root.member("predictions");
-  file.predicted = read_prediction(node.member("chosen"), file.model);
+  const std::int64_t heads =
+      file.model.layers * file.model.heads * std::ssize(file.reuse.ranges.first);
+  file.predicted = read_prediction(node.member("chosen"), heads);
   for (const JsonNode& element : node.member("curves").elements()) {
-    file.curves.push_back(read_curve(element, file.model));
+    file.curves.push_back(read_curve(element, heads));
     if (file.curves.size() > 1 &&
         file.curves[file.curves.size() - 2].tau >= file.curves.back().tau) {
       element.member("tau").refuse("more than the curve before it");
@@ -224,61 +315,38 @@ void read_predictions(const JsonNode& root, ReuseFile& file) {
   }
 }
 
-/// Refuses a mask that does not follow from gamma, similarity and pins: it was edited or damaged.
+/// Refuses a mask that does not follow from the measurements and pins: it was edited or damaged.
 void check_mask(const JsonNode& root, const ReuseFile& file) {
-  if (!file.gamma || file.similarity.empty()) return;
+  if (file.gamma.empty() || file.similarity.empty()) return;
   if (file.granularity == ReuseGranularity::kv_group && file.model.kv_heads == 0) {
     root.member("model").member("kv_heads");  // refuses: a group needs it
   }
-  const HeadMatrix<bool> expected =
-      reuse_mask(file.similarity, *file.gamma, file.granularity, file.model.kv_heads, file.pins);
-  for (std::size_t layer = 0; layer < expected.size(); ++layer) {
-    for (std::size_t head = 0; head < expected[layer].size(); ++head) {
-      if (expected[layer][head] == file.reuse[layer][head]) continue;
-      root.member("reuse").elements()[layer].elements()[head].refuse(fmt::format(
-          "{}, because gamma is {} and similarity[{}][{}] is {} (granularity {}; a head decided by "
-          "hand is listed in pins, a mask made by hand goes without gamma and similarity)",
-          expected[layer][head], *file.gamma, layer, head, file.similarity[layer][head],
-          to_string(file.granularity)));
+  const ReuseMasks expected = reuse_masks(file, file.gamma);
+  const JsonNode node = root.member("reuse");
+  for (std::size_t range = 0; range < expected.heads.size(); ++range) {
+    const bool named = root.has("step_ranges");
+    const JsonNode matrix = named ? node.elements()[range] : node;
+    for (std::size_t layer = 0; layer < expected.heads[range].size(); ++layer) {
+      for (std::size_t head = 0; head < expected.heads[range][layer].size(); ++head) {
+        const bool reuse = expected.heads[range][layer][head];
+        if (reuse == file.reuse.heads[range][layer][head]) continue;
+        const std::string place =
+            fmt::format("{}[{}][{}]", named ? fmt::format("[{}]", range) : "", layer, head);
+        const std::string drift =
+            file.lse_bound ? fmt::format(", lse_bound {} and lse_drift{} {}", *file.lse_bound,
+                                         place, file.lse_drift[range][layer][head])
+                           : "";
+        matrix.elements()[layer].elements()[head].refuse(fmt::format(
+            "{}, because gamma is {} and similarity{} is {}{} (granularity {}; a head decided by "
+            "hand is listed in pins, a mask made by hand goes without gamma and similarity)",
+            reuse, file.gamma[range], place, file.similarity[range][layer][head], drift,
+            to_string(file.granularity)));
+      }
     }
   }
 }
 
 }  // namespace
-
-std::string_view to_string(ReuseGranularity granularity) {
-  return granularity == ReuseGranularity::head ? "head" : "kv-group";
-}
-
-ReuseGranularity parse_reuse_granularity(std::string_view name) {
-  if (name == "head") return ReuseGranularity::head;
-  if (name == "kv-group") return ReuseGranularity::kv_group;
-  throw UsageError(fmt::format("--granularity: expected head or kv-group, got '{}'", name));
-}
-
-HeadMatrix<bool> reuse_mask(const HeadMatrix<double>& similarity, double gamma,
-                            ReuseGranularity granularity, std::int64_t kv_heads,
-                            const std::vector<ReusePin>& pins) {
-  HeadMatrix<bool> mask;
-  for (const std::vector<double>& row : similarity) {
-    std::vector<bool> heads(row.size());
-    for (std::size_t head = 0; head < row.size(); ++head) heads[head] = row[head] > gamma;
-    if (granularity == ReuseGranularity::kv_group && kv_heads > 0) {
-      const std::size_t group =
-          std::max<std::size_t>(1, row.size() / static_cast<std::size_t>(kv_heads));
-      for (std::size_t first = 0; first + group <= row.size(); first += group) {
-        const auto begin = heads.begin() + static_cast<std::ptrdiff_t>(first);
-        const auto end = begin + static_cast<std::ptrdiff_t>(group);
-        std::fill(begin, end, std::all_of(begin, end, [](bool reuse) { return reuse; }));
-      }
-    }
-    mask.push_back(std::move(heads));
-  }
-  for (const ReusePin& pin : pins) {
-    mask[static_cast<std::size_t>(pin.layer)][static_cast<std::size_t>(pin.head)] = pin.reuse;
-  }
-  return mask;
-}
 
 ReuseFile parse_reuse_file(std::string_view text, const std::string& name,
                            const std::optional<ReuseModel>& wanted) {
@@ -292,8 +360,10 @@ ReuseFile parse_reuse_file(std::string_view text, const std::string& name,
   check_reuse_header(root);
   ReuseFile file;
   file.model = read_model(root.member("model"), wanted);
-  file.reuse = read_matrix<bool>(root.member("reuse"), file.model,
-                                 [](const JsonNode& element) { return element.boolean(); });
+  file.reuse.ranges = read_step_ranges(root);
+  root.member("reuse");  // refuses: every file has it
+  file.reuse.heads = read_matrices<bool>(root, "reuse", file,
+                                         [](const JsonNode& element) { return element.boolean(); });
   read_measurements(root, file);
   read_pins(root, file);
   read_predictions(root, file);
@@ -316,15 +386,6 @@ ReuseFile read_reuse_file(const std::string& path, const std::optional<ReuseMode
   }
   const std::string text{std::istreambuf_iterator<char>(stream), {}};
   return parse_reuse_file(text, path, wanted);
-}
-
-ReuseRule reuse_rule(const std::optional<std::int64_t>& tau,
-                     const std::optional<ReuseCount>& count, const ReuseFile& file) {
-  ReuseRule rule;
-  if (file.tau) rule = {static_cast<double>(*file.tau), file.tau_counts};
-  if (tau) rule.tau = static_cast<double>(*tau);
-  if (count) rule.count = *count;
-  return rule;
 }
 
 }  // namespace blockscope

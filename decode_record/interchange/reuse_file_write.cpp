@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "decode_record/files/output_file.h"
 #include "decode_record/interchange/reuse_file.h"
@@ -23,6 +24,30 @@ ordered_json matrix_json(const HeadMatrix<double>& matrix) {
     rows.push_back(std::move(values));
   }
   return rows;
+}
+
+/// Files of one range don't have the axis of ranges.
+template <typename T>
+ordered_json ranges_json(const RangeMatrices<T>& matrices) {
+  ordered_json list = ordered_json::array();
+  for (const HeadMatrix<T>& matrix : matrices) {
+    if constexpr (std::is_same_v<T, double>) {
+      list.push_back(matrix_json(matrix));
+    } else {
+      list.push_back(matrix);
+    }
+  }
+  return list.size() == 1 ? list.front() : list;
+}
+
+ordered_json step_ranges_json(const StepRanges& ranges) {
+  ordered_json list = ordered_json::array();
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const bool last = i + 1 == ranges.size();
+    list.push_back(
+        {ranges.first[i], last ? ordered_json(nullptr) : ordered_json(ranges.first[i + 1] - 1)});
+  }
+  return list;
 }
 
 ordered_json point_json(const ReusePoint& point) {
@@ -74,11 +99,17 @@ ordered_json file_json(const ReuseFile& file) {
   model = {{"layers", file.model.layers}, {"heads", file.model.heads}};
   if (file.model.kv_heads > 0) model["kv_heads"] = file.model.kv_heads;
   model["digest"] = file.model.digest;
-  if (file.gamma) json["gamma"] = *file.gamma;
+  if (file.reuse.ranges.size() > 1) json["step_ranges"] = step_ranges_json(file.reuse.ranges);
+  if (!file.gamma.empty()) {
+    const bool one = std::ranges::count(file.gamma, file.gamma.front()) == std::ssize(file.gamma);
+    json["gamma"] = one ? ordered_json(file.gamma.front()) : ordered_json(file.gamma);
+  }
+  if (file.lse_bound) json["lse_bound"] = *file.lse_bound;
+  if (!file.similarity.empty()) json["reference"] = to_string(file.reference);
   if (file.tau) json["tau"] = *file.tau;
   if (file.tau) json["tau_counts"] = to_string(file.tau_counts);
   if (!file.similarity.empty()) json["granularity"] = std::string(to_string(file.granularity));
-  json["reuse"] = file.reuse;
+  json["reuse"] = ranges_json(file.reuse.heads);
   if (!file.pins.empty()) {
     ordered_json& pins = json["pins"] = ordered_json::array();
     for (const ReusePin& pin : file.pins) {
@@ -88,13 +119,22 @@ ordered_json file_json(const ReuseFile& file) {
   if (!file.statistic.empty()) json["statistic"] = file.statistic;
   if (!file.computed_from.empty()) json["computed_from"] = file.computed_from;
   if (!file.traces.empty()) json["traces"] = traces_json(file.traces);
-  if (!file.similarity.empty()) json["similarity"] = matrix_json(file.similarity);
-  if (!file.standard_deviation.empty()) {
-    json["standard_deviation"] = matrix_json(file.standard_deviation);
+  const auto add = [&json](const char* name, const auto& matrices) {
+    if (!matrices.empty()) json[name] = ranges_json(matrices);
+  };
+  add("similarity", file.similarity);
+  add("standard_deviation", file.standard_deviation);
+  add("standard_error", file.standard_error);
+  add("p5", file.p5);
+  add("count", file.count);
+  add("lse_drift", file.lse_drift);
+  for (const RowErrors& errors : file.row_errors) {
+    ordered_json by_kind = ordered_json::object();
+    for (std::size_t kind = 0; kind < errors.size(); ++kind) {
+      by_kind[std::string(kRowKinds[kind])] = number(errors[kind]);
+    }
+    json["row_errors"].push_back(std::move(by_kind));
   }
-  if (!file.standard_error.empty()) json["standard_error"] = matrix_json(file.standard_error);
-  if (!file.p5.empty()) json["p5"] = matrix_json(file.p5);
-  if (!file.count.empty()) json["count"] = file.count;
   if (file.predicted) json["predictions"] = predictions_json(file);
   return json;
 }

@@ -37,6 +37,7 @@ class JsonNode {
   double number_or_null(double least, double most) const;
   std::string text() const;
   bool is_null() const { return value_->is_null(); }
+  bool is_array() const { return value_->is_array(); }
   bool is_text() const { return value_->is_string(); }
 
   /// Throws "…: expected <expected>, got <this value>" as the error type of the document.

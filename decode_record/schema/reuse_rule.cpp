@@ -31,4 +31,24 @@ std::vector<bool> refreshed_rows(ReuseRefresh refresh, const std::vector<bool>& 
   return rows;
 }
 
+bool KeptCounter::reuses(std::int64_t step, std::int64_t changed, std::int64_t decided,
+                         const std::vector<bool>& masked, const std::vector<bool>& changed_rows) {
+  const bool reuses = counter_.reuses(step, changed, decided);
+  if (!reuses) {
+    read_step_ = step;
+    decided_.assign(masked.size(), false);
+  }
+  age_ = step - read_step_;
+  decided_.resize(masked.size());
+  kinds_.resize(masked.size());
+  for (std::size_t i = 0; i < masked.size(); ++i) {
+    if (reuses && changed_rows[i]) decided_[i] = true;
+    const RowKind kind = masked[i]     ? RowKind::mask
+                         : decided_[i] ? RowKind::decided
+                                       : RowKind::known;
+    kinds_[i] = static_cast<std::uint8_t>(kind);
+  }
+  return reuses;
+}
+
 }  // namespace blockscope

@@ -57,6 +57,14 @@ constexpr bool reuses_external(const ReuseRule& rule, std::int64_t step, std::in
   return step > 1 && static_cast<double>(counted) < rule.tau;
 }
 
+/// What became of a row of the block since the last step that read the prefix.
+enum class RowKind : std::uint8_t {
+  mask,    ///< a mask in this step's input
+  known,   ///< a token that the step that read had in its input
+  decided  ///< a token that a later step has for the first time
+};
+inline constexpr std::array<std::string_view, 3> kRowKinds{"masks", "known", "decided"};
+
 /// The tokens that a step decided, from the row after it: `since_read` of both rows, and the rows
 /// that the earlier one read for (/steps/rows_read).
 constexpr std::int64_t decided_between(std::int64_t since_read, std::int64_t since_read_before,
@@ -83,6 +91,29 @@ class ReuseCounter {
   ReuseRule rule_;
   std::int64_t since_read_ = 0;
   bool read_ = true;
+};
+
+/// The pair A_out, L_out that the steps of one block keep under a rule: how old it is, and what
+/// became of the rows since it was computed.
+class KeptCounter {
+ public:
+  explicit KeptCounter(ReuseRule rule) : counter_(rule) {}
+
+  /// Whether the next denoising step reuses (ReuseCounter::reuses). Of its input, [B] each: which
+  /// rows are masks, and which differ from the step before.
+  bool reuses(std::int64_t step, std::int64_t changed, std::int64_t decided,
+              const std::vector<bool>& masked, const std::vector<bool>& changed_rows);
+  /// Steps since the pair was computed; 0: by the step of the last call.
+  std::int64_t age() const { return age_; }
+  /// RowKind of each row in the step of the last call: [B].
+  const std::vector<std::uint8_t>& kinds() const { return kinds_; }
+
+ private:
+  ReuseCounter counter_;
+  std::int64_t age_ = 0;
+  std::int64_t read_step_ = 0;
+  std::vector<bool> decided_;  // rows that differ from the step that read
+  std::vector<std::uint8_t> kinds_;
 };
 
 }  // namespace blockscope

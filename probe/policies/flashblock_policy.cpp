@@ -1,10 +1,12 @@
 #include "probe/policies/flashblock_policy.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "decode_record/base/error.h"
 #include "decode_record/base/sha256.h"
 #include "decode_record/interchange/reuse_file.h"
 #include "kernels/ops.h"
@@ -18,12 +20,16 @@ class FlashBlockPolicy : public AttentionPolicy {
  public:
   explicit FlashBlockPolicy(FlashBlockOptions options) : options_(std::move(options)) {
     cached_.resize(static_cast<size_t>(options_.num_layers));
+    for (size_t range = 0; range < options_.reuse.ranges.size(); ++range) {
+      read_early_.push_back(reads_for_later(range));
+    }
   }
 
   std::string name() const override { return "flashblock"; }
 
   void begin_pass(const PassContext& context) override {
     kept_.clear();
+    ranges_.clear();
     read_rows_.clear();
     refresh_rows_ = at::Tensor();
     num_sequences_ = std::ssize(context.sequences);
@@ -61,7 +67,9 @@ class FlashBlockPolicy : public AttentionPolicy {
 
   std::optional<std::vector<int64_t>> repeats() const override {
     if (refreshes_) return std::nullopt;
-    return std::vector{generation_};
+    std::vector<int64_t> key{generation_};  // every slot reuses, with the mask of its range
+    for (const size_t range : ranges_) key.push_back(static_cast<int64_t>(range));
+    return key;
   }
 
   void remove(int64_t slot) override {
@@ -90,17 +98,35 @@ class FlashBlockPolicy : public AttentionPolicy {
   /// Decides what a sequence reads in this pass.
   void add_sequence(const SequencePass& sequence) {
     const bool denoise = sequence.kind == PassKind::denoise;
-    const bool reuses = denoise && reuses_external(options_.rule, sequence.step, sequence.changed,
-                                                   sequence.since_read);
+    const bool reuses =
+        denoise &&
+        (options_.bound ? options_.bound->reuses(sequence.step, sequence.masked, sequence.unread)
+                        : reuses_external(options_.rule, sequence.step, sequence.changed,
+                                          sequence.since_read));
     const bool by_rows =
         options_.rule.refresh != ReuseRefresh::all && denoise && !reuses && !sequence.first_step();
     const auto slot = static_cast<int64_t>(kept_.size());
+    const size_t range = options_.reuse.ranges.of(std::max<int64_t>(sequence.step, 1));
+    ranges_.push_back(range);
     std::vector<bool> rows;
     if (by_rows) rows = refreshed_rows(options_.rule.refresh, sequence.unread, sequence.masked);
     kept_.push_back(reuses || by_rows);
     read_rows_.push_back(std::count(rows.begin(), rows.end(), true));
-    refreshes_ = refreshes_ || !kept_.back() || read_rows_.back() > 0;
+    refreshes_ = refreshes_ || !kept_.back() || read_rows_.back() > 0 || read_early_[range];
     if (read_rows_.back() > 0) add_rows(slot, rows);
+  }
+
+  /// Whether some head reads in this range and reuses that pair in a later one.
+  bool reads_for_later(size_t range) const {
+    const auto& masks = options_.reuse.heads;
+    for (size_t later = range + 1; later < masks.size(); ++later) {
+      for (size_t layer = 0; layer < masks[range].size(); ++layer) {
+        for (size_t head = 0; head < masks[range][layer].size(); ++head) {
+          if (!masks[range][layer][head] && masks[later][layer][head]) return true;
+        }
+      }
+    }
+    return false;
   }
 
   /// The tensor has all slots, also those that are not decided yet.
@@ -117,10 +143,11 @@ class FlashBlockPolicy : public AttentionPolicy {
     bool* out = mask.data_ptr<bool>();
     for (int64_t s = 0; s < sequences; ++s) {
       if (!kept_[static_cast<size_t>(s)]) continue;
+      const auto& masks = options_.reuse.heads;
       for (int64_t head = 0; head < options_.num_heads; ++head) {
         out[s * options_.num_heads + head] =
-            options_.reuse.empty() ||
-            options_.reuse[static_cast<size_t>(layer)][static_cast<size_t>(head)];
+            masks.empty() || masks[ranges_[static_cast<size_t>(s)]][static_cast<size_t>(layer)]
+                                  [static_cast<size_t>(head)];
       }
     }
     return mask;
@@ -128,9 +155,11 @@ class FlashBlockPolicy : public AttentionPolicy {
 
   FlashBlockOptions options_;
   std::vector<CachedPair> cached_;  // per layer
+  std::vector<bool> read_early_;    // [ranges], reads_for_later()
   // This pass, by slot.
   int64_t num_sequences_ = 0;
   std::vector<bool> kept_;          // heads that may reuse keep their pair, but for read_rows_ rows
+  std::vector<size_t> ranges_;      // of the masks
   std::vector<int64_t> read_rows_;  // rows that read the prefix in these heads
   at::Tensor refresh_rows_;         // [S, B] bool, on the host: these rows; undefined: none
   bool refreshes_ = true;           // some slot's pair changes
@@ -138,6 +167,16 @@ class FlashBlockPolicy : public AttentionPolicy {
 };
 
 }  // namespace
+
+ErrorBound error_bound(double bound, const ReuseFile& file, const std::string& path) {
+  if (file.row_errors.empty()) {
+    throw CalibrationError(
+        fmt::format("{}: row_errors: expected the errors of rows, which bound predicts with, got "
+                    "none. HINT: calibrate with traces of `--record outputs`",
+                    path));
+  }
+  return {bound, file.reuse.ranges, file.row_errors};
+}
 
 std::unique_ptr<AttentionPolicy> make_flashblock_policy(FlashBlockOptions options) {
   return std::make_unique<FlashBlockPolicy>(std::move(options));
@@ -160,9 +199,24 @@ PolicyEntry flashblock_entry() {
           "refresh", &PolicyOptions::refresh, {kReuseRefreshes.begin(), kReuseRefreshes.end()},
           "rows that read the prefix when tau is reached: all, those decided since they last "
           "read it, or these and the masks next to them"),
+      real_option("bound", &PolicyOptions::bound, {0.0, 1e3, true},
+                  "in place of tau: reuse while the predicted relative L2 error of the attention "
+                  "output is below this; needs a reuse file with row_errors"),
       file_option("reuse", &PolicyOptions::reuse_file,
                   "calibration file with the heads that may reuse; without it all heads may")};
   entry.within_block = [](const PolicyOptions&) { return true; };
+  entry.check = [](const PolicyOptions& asked) {
+    if (!asked.bound) return;
+    if (asked.tau || asked.count) {
+      throw UsageError(
+          "flashblock: expected bound or tau and count, got both: bound decides in their place");
+    }
+    if (asked.reuse_file.empty()) {
+      throw UsageError(
+          "flashblock: expected a reuse file with row_errors for bound, got none. HINT: "
+          "flashblock,bound=0.1,reuse=reuse.json");
+    }
+  };
   entry.make = [](const PolicyOptions& asked, const PolicyModel& model, nlohmann::json& settings) {
     FlashBlockOptions options;
     options.num_layers = model.num_layers;
@@ -178,8 +232,12 @@ PolicyEntry flashblock_entry() {
     }
     options.rule = reuse_rule(asked.tau, asked.count, file);
     options.rule.refresh = asked.refresh;
-    settings["tau"] = static_cast<int64_t>(options.rule.tau);
-    settings["count"] = to_string(options.rule.count);
+    if (asked.bound) {
+      options.bound = error_bound(*asked.bound, file, asked.reuse_file);
+    } else {
+      settings["tau"] = static_cast<int64_t>(options.rule.tau);
+      settings["count"] = to_string(options.rule.count);
+    }
     settings["reuse_file"] = asked.reuse_file;
     settings["reuse_digest"] = digest;
     return make_flashblock_policy(std::move(options));

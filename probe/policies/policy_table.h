@@ -22,11 +22,12 @@ namespace blockscope {
 /// A policy's name and the options of all policies. A policy reads only the options of its entry.
 struct PolicyOptions {
   std::string policy = "exact";
-  std::optional<int64_t> tau;       // flashblock; unset: see reuse_rule
-  std::optional<ReuseCount> count;  // flashblock; unset: see reuse_rule
+  std::optional<int64_t> tau;                // flashblock; unset: see reuse_rule
+  std::optional<ReuseCount> count;           // flashblock; unset: see reuse_rule
   ReuseRefresh refresh = ReuseRefresh::all;  // flashblock
-  std::string reuse_file;      // flashblock
-  std::optional<int64_t> k;    // sparse policies: one of k and density
+  std::optional<double> bound;               // flashblock, in place of tau and count
+  std::string reuse_file;                    // flashblock
+  std::optional<int64_t> k;                  // sparse policies: one of k and density
   std::optional<double> density;
   int64_t exact_layers = 0;                 // sparse policies
   int64_t page = 16;                        // quest

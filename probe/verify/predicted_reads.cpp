@@ -50,13 +50,15 @@ std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const Policy
 }  // namespace
 
 ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule& rule,
-                              const ReuseMask& mask, const ReadShape& shape) {
+                              const ReuseMasks& masks, const ReadShape& shape,
+                              const std::optional<ErrorBound>& bound) {
   ReuseCounter counter(rule);
-  int64_t all = 0;             // key rows of one KV head over the denoising steps
-  int64_t unread = 0;          // those of steps at which heads of the mask read nothing
-  int64_t products = 0;        // of one query head
-  int64_t products_saved = 0;  // of one query head of the mask
+  int64_t all = 0;       // key rows of one KV head over the denoising steps
+  int64_t products = 0;  // of one query head
   int64_t commits = 0;
+  // Of the heads of a range's mask: key rows that they don't read, products that they don't
+  // compute.
+  std::vector<int64_t> unread(masks.heads.size()), saved(masks.heads.size());
   std::vector<bool> changed;  // rows of the block, since they last read the prefix
   for (const PassRow& row : rows) {
     const int64_t length = row.context_length;
@@ -65,38 +67,42 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
       continue;
     }
     const auto block = static_cast<int64_t>(row.changed_rows.size());
+    const size_t range = masks.ranges.of(row.step);
     all += length;
     products += length * block;
     if (row.step == 1) changed.assign(row.changed_rows.size(), false);
     for (size_t i = 0; i < row.changed_rows.size(); ++i) {
       if (row.changed_rows[i]) changed[i] = true;
     }
-    const bool reuses = counter.reuses(row.step, row.changed, row.decided);
+    const bool reuses = bound ? bound->reuses(row.step, row.masked, changed)
+                              : counter.reuses(row.step, row.changed, row.decided);
     int64_t reading = reuses ? 0 : block;
     if (!reuses && row.step > 1) {
       const std::vector<bool> read = refreshed_rows(rule.refresh, changed, row.masked);
       reading = std::count(read.begin(), read.end(), true);
     }
-    if (reading == 0) unread += length;
-    products_saved += length * (block - reading);
+    if (reading == 0) unread[range] += length;
+    saved[range] += length * (block - reading);
     if (reading > 0) changed.assign(changed.size(), false);
   }
   ExternalReads reads(shape);
   reads.commit_rows = commits * shape.num_layers * shape.num_kv_heads;
+  std::fill(reads.rows.begin(), reads.rows.end(), all);
+  std::fill(reads.rows_read.begin(), reads.rows_read.end(), all);
+  std::fill(reads.products.begin(), reads.products.end(), products);
   const int64_t group = shape.num_heads / shape.num_kv_heads;
-  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const std::vector<bool>& heads = mask[static_cast<size_t>(layer)];
-    for (int64_t h = 0; h < shape.num_heads; ++h) {
-      const size_t at = static_cast<size_t>(layer * shape.num_heads + h);
-      reads.products[at] = products;
-      reads.products_skipped[at] = heads[static_cast<size_t>(h)] ? products_saved : 0;
-    }
-    for (int64_t k = 0; k < shape.num_kv_heads; ++k) {
-      const auto first = heads.begin() + k * group;
-      const bool whole = std::all_of(first, first + group, [](bool reuse) { return reuse; });
-      const size_t at = static_cast<size_t>(layer * shape.num_kv_heads + k);
-      reads.rows[at] = all;
-      reads.rows_read[at] = whole ? all - unread : all;
+  for (size_t range = 0; range < masks.heads.size(); ++range) {
+    for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+      const std::vector<bool>& heads = masks.heads[range][static_cast<size_t>(layer)];
+      for (int64_t h = 0; h < shape.num_heads; ++h) {
+        if (!heads[static_cast<size_t>(h)]) continue;
+        reads.products_skipped[static_cast<size_t>(layer * shape.num_heads + h)] += saved[range];
+      }
+      for (int64_t k = 0; k < shape.num_kv_heads; ++k) {
+        const auto first = heads.begin() + k * group;
+        if (!std::all_of(first, first + group, [](bool reuse) { return reuse; })) continue;
+        reads.rows_read[static_cast<size_t>(layer * shape.num_kv_heads + k)] -= unread[range];
+      }
     }
   }
   return reads;

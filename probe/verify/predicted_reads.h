@@ -6,15 +6,12 @@
 #include <optional>
 #include <vector>
 
-#include "decode_record/schema/reuse_rule.h"
+#include "decode_record/schema/reuse_masks.h"
 #include "probe/policies/policy_table.h"
 #include "probe/run/run_flags.h"
 #include "probe/verify/external_reads.h"
 
 namespace blockscope {
-
-/// Heads that may reuse, [num_layers][num_heads].
-using ReuseMask = std::vector<std::vector<bool>>;
 
 /// One denoising or commit pass as one sequence saw it.
 struct PassRow {
@@ -31,9 +28,11 @@ struct PassRow {
 };
 
 /// FlashBlock's rule (reuse_rule.h) over the passes of one sequence, in their order: every head of
-/// the mask reuses. A KV head's prefix is not read if all of its query heads reuse.
+/// the step's mask reuses. With a bound, that decides in place of tau and count. A KV head's prefix
+/// is not read if all of its query heads reuse.
 ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule& rule,
-                              const ReuseMask& mask, const ReadShape& shape);
+                              const ReuseMasks& masks, const ReadShape& shape,
+                              const std::optional<ErrorBound>& bound = {});
 
 /// The rule of a sparse policy (docs/policies.md) over the passes of one sequence, in their order.
 /// It reads the whole prefix at its dense steps and in its exact layers, the set at every other

@@ -45,7 +45,7 @@ CsvRow csv_row(const std::string& kind, const PolicyResult& result, const Settin
   };
   return {
       {"setting", kind},
-      {"tau", reuse ? fmt::format("{}", reuse->tau) : ""},
+      {"tau", reuse && !reuse->bound ? fmt::format("{}", reuse->tau) : ""},
       {"gamma", reuse ? real(reuse->gamma) : ""},
       {"order", !reuse             ? ""
                 : reuse->by_effect ? "effect"

@@ -25,8 +25,9 @@ struct Curve {
 std::vector<Curve> curves_of(const VerifyResult& result) {
   const PolicySetting& own = result.settings.front().setting;
   if (result.settings.size() == 1) {
+    const bool by_tau = own.reuse.has_value() && !own.reuse->bound;
     const std::string title =
-        own.reuse.has_value() ? fmt::format("'τ = {}'", own.reuse->tau) : gnuplot_text(own.label);
+        by_tau ? fmt::format("'τ = {}'", own.reuse->tau) : gnuplot_text(own.label);
     return {{"policy.tsv", title, {&result.settings.front()}}};
   }
   std::map<std::pair<int64_t, bool>, std::vector<const SettingResult*>> by_tau;
@@ -56,7 +57,7 @@ std::string point_text(const PolicySetting& setting) {
 /// Only the curve of the policy's own tau gets gammas as labels: labels of all would overlap.
 const Curve* labelled_curve(const VerifyResult& result, const std::vector<Curve>& curves) {
   const PolicySetting& own = result.settings.front().setting;
-  if (!own.reuse.has_value()) return nullptr;
+  if (!own.reuse.has_value() || own.reuse->bound) return nullptr;
   for (const Curve& curve : curves) {
     if (curve.points.front()->setting.reuse->tau == own.reuse->tau) return &curve;
   }
@@ -239,7 +240,7 @@ const SettingResult* point_of(const VerifyResult& result, const Curve& curve) {
 }
 
 std::string context_title(const PolicySetting& setting) {
-  if (!setting.reuse.has_value()) return gnuplot_text(setting.label);
+  if (!setting.reuse.has_value() || setting.reuse->bound) return gnuplot_text(setting.label);
   const std::string point = point_text(setting);
   return setting.reuse->gamma.has_value()
              ? fmt::format("'τ = {}, γ = {}'", setting.reuse->tau, point)

@@ -103,12 +103,17 @@ void add_setting(const PolicySetting& setting, Json& json) {
   json["label"] = setting.label;
   json["policy"] = Json::parse(setting.settings);
   if (!setting.reuse.has_value()) return;
-  json["tau"] = setting.reuse->tau;
-  json["count"] = to_string(setting.reuse->count);
+  const bool bounded = setting.reuse->bound.has_value();
+  json["tau"] = bounded ? Json() : Json(setting.reuse->tau);
+  json["count"] = bounded ? Json() : Json(to_string(setting.reuse->count));
+  if (bounded) json["bound"] = setting.reuse->bound->bound;
   json["refresh"] = to_string(setting.reuse->refresh);
   json["gamma"] = or_null(setting.reuse->gamma);
   json["order"] = setting.reuse->by_effect ? "effect" : "similarity";
-  json["reuse"] = setting.reuse->reuse;
+  const ReuseMasks& masks = setting.reuse->reuse;
+  const bool by_step = masks.ranges.size() > 1;
+  if (by_step) json["first_steps"] = masks.ranges.first;
+  json["reuse"] = by_step ? Json(masks.heads) : Json(masks.heads.front());
   json["file_predicts_saving"] = or_null(setting.reuse->file_predicts);
   json["file_predicts_error_where_reused"] = or_null(setting.reuse->file_error);
 }

@@ -201,9 +201,14 @@ void add_layers(const SettingResult& result, bool pair, Lines& lines) {
         rows == 0 ? 0.0 : static_cast<double>(rows - read) / static_cast<double>(rows);
     std::string reusing;
     if (reuses) {
-      const auto& heads = result.setting.reuse->reuse[static_cast<size_t>(layer)];
-      const auto count = std::count(heads.begin(), heads.end(), true);
-      reusing = fmt::format("   {:>16}", fmt::format("{} of {}", count, heads.size()));
+      int64_t count = 0;
+      const auto& ranges = result.setting.reuse->reuse.heads;
+      for (const HeadMatrix<bool>& range : ranges) {
+        const std::vector<bool>& heads = range[static_cast<size_t>(layer)];
+        count += std::count(heads.begin(), heads.end(), true);
+      }
+      reusing = fmt::format("   {:>16}",
+                            fmt::format("{} of {}", count, std::ssize(ranges) * shape.num_heads));
     }
     fmt::format_to(
         lines.out(), "{:>5}{}   {:>15}   {:>15}   {:>15.3e}   {:>13.3e}\n", layer, reusing,
@@ -217,9 +222,12 @@ void add_layers(const SettingResult& result, bool pair, Lines& lines) {
 /// "mage,k=16"; for flashblock also the heads that may reuse.
 std::string setting_text(const PolicySetting& setting, const ReadShape& shape) {
   if (!setting.reuse.has_value()) return setting.label;
-  return fmt::format("{}: {} of {} query heads reuse, {} of {} KV heads with their whole group",
-                     setting.label, setting.reuse->heads(), shape.num_layers * shape.num_heads,
-                     whole_groups(*setting.reuse, shape), shape.num_layers * shape.num_kv_heads);
+  const int64_t ranges = std::ssize(setting.reuse->reuse.ranges.first);
+  return fmt::format(
+      "{}: {} of {} query heads reuse, {} of {} KV heads with their whole group{}", setting.label,
+      setting.reuse->heads(), ranges * shape.num_layers * shape.num_heads,
+      whole_groups(*setting.reuse, shape), ranges * shape.num_layers * shape.num_kv_heads,
+      ranges > 1 ? fmt::format(", over {} ranges of steps", ranges) : "");
 }
 
 }  // namespace
@@ -252,9 +260,11 @@ Spread attention_per_pass(const FreeRun& run) {
 int64_t whole_groups(const ReuseSetting& setting, const ReadShape& shape) {
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   int64_t count = 0;
-  for (const std::vector<bool>& layer : setting.reuse) {
-    for (auto head = layer.begin(); head != layer.end(); head += group) {
-      count += std::all_of(head, head + group, [](bool reuse) { return reuse; });
+  for (const HeadMatrix<bool>& range : setting.reuse.heads) {
+    for (const std::vector<bool>& layer : range) {
+      for (auto head = layer.begin(); head != layer.end(); head += group) {
+        count += std::all_of(head, head + group, [](bool reuse) { return reuse; });
+      }
     }
   }
   return count;

@@ -20,13 +20,14 @@ struct ReuseSetting {
   ReuseCount count = ReuseCount::since_read;
   ReuseRefresh refresh = ReuseRefresh::all;
   std::optional<double> gamma;          // the mask is similarity > gamma; nullopt: as in the file
-  ReuseMask reuse;                      // [L][H]
+  ReuseMasks reuse;                     // [ranges][L][H]
   std::optional<double> file_predicts;  // predicted by the file: saving of prefix bytes
   std::optional<double> file_error;     // predicted by the file: relative L2 where reused
+  std::optional<ErrorBound> bound;      // in place of tau and count
   bool by_effect = false;               // the file ranks heads by effect, not by similarity
 
   ReuseRule rule() const { return {static_cast<double>(tau), count, refresh}; }
-  int64_t heads() const;  // number of heads that may reuse, over all layers
+  int64_t heads() const;  // number of heads that may reuse, over all ranges and layers
 };
 
 /// A policy as it is measured.

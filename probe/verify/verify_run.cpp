@@ -35,7 +35,7 @@ bool same_policy(const PolicySetting& a, const PolicySetting& b) {
   if (a.reuse.has_value() != b.reuse.has_value()) return false;
   if (!a.reuse.has_value()) return a.policy == b.policy;
   return a.reuse->rule() == b.reuse->rule() && a.reuse->reuse == b.reuse->reuse &&
-         a.policy.interventions == b.policy.interventions;
+         a.policy.bound == b.policy.bound && a.policy.interventions == b.policy.interventions;
 }
 
 class VerifyLoop {
@@ -89,7 +89,8 @@ class VerifyLoop {
     const PolicySetting& setting = *one.setting;
     const std::optional<ExternalReads> reads =
         setting.reuse.has_value()
-            ? predicted_reads(rows, setting.reuse->rule(), setting.reuse->reuse, shape_)
+            ? predicted_reads(rows, setting.reuse->rule(), setting.reuse->reuse, shape_,
+                              setting.reuse->bound)
             : predicted_set_reads(rows, setting.policy, shape_);
     if (reads) {
       *one.predicted += *reads;
@@ -267,10 +268,13 @@ class VerifyLoop {
 }  // namespace
 
 int64_t ReuseSetting::heads() const {
-  int64_t count = 0;
-  for (const std::vector<bool>& layer : reuse)
-    count += std::count(layer.begin(), layer.end(), true);
-  return count;
+  int64_t heads = 0;
+  for (const HeadMatrix<bool>& range : reuse.heads) {
+    for (const std::vector<bool>& layer : range) {
+      heads += std::count(layer.begin(), layer.end(), true);
+    }
+  }
+  return heads;
 }
 
 VerifyResult verify_policies(const VerifyInput& input, const PolicySetting& reference,

@@ -39,8 +39,16 @@ ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
   setting.tau = static_cast<int64_t>(rule.tau);
   setting.count = rule.count;
   setting.refresh = flags.policy.refresh;
-  setting.gamma = file.gamma;
+  if (flags.policy.bound) {
+    setting.bound = error_bound(*flags.policy.bound, file, flags.policy.reuse_file);
+  }
+  const auto& gammas = file.gamma;
+  if (!gammas.empty() &&
+      std::count(gammas.begin(), gammas.end(), gammas[0]) == std::ssize(gammas)) {
+    setting.gamma = gammas[0];
+  }
   setting.reuse = file.reuse;
+  if (setting.bound) return setting;  // the file predicts for tau
   if (file.predicted.has_value() && file.tau == setting.tau && file.tau_counts == setting.count) {
     take_prediction(&file.predicted->point, setting);
   } else {
@@ -84,6 +92,13 @@ std::vector<double> gammas_of(const ReuseFile& file, const std::string& path) {
   return gammas;
 }
 
+/// The masks of one gamma for all ranges of steps.
+ReuseMasks masks_at(const ReuseFile& file, double gamma, int64_t num_kv_heads) {
+  ReuseFile of_model = file;
+  of_model.model.kv_heads = num_kv_heads;  // a file without measured groups may lack it
+  return reuse_masks(of_model, std::vector<double>(file.reuse.ranges.size(), gamma));
+}
+
 ReuseModel reuse_model(const LoadedModel& model) {
   return {model.config.num_layers, model.config.num_heads, model.config.num_kv_heads, model.digest};
 }
@@ -93,9 +108,11 @@ PolicySetting flashblock_setting(PolicyOptions policy, ReuseSetting reuse, bool 
                                  const nlohmann::json& own) {
   PolicySetting setting;
   nlohmann::json json = own;
-  policy.tau = json["tau"] = reuse.tau;
-  policy.count.reset();
-  if (reuse.count != ReuseCount::since_read) policy.count = reuse.count;
+  if (!reuse.bound) {
+    policy.tau = json["tau"] = reuse.tau;
+    policy.count.reset();
+    if (reuse.count != ReuseCount::since_read) policy.count = reuse.count;
+  }
   setting.label = policy_text(policy);
   if (of_sweep) {
     policy.reuse_file.clear();  // the mask is not the file's
@@ -125,8 +142,9 @@ std::vector<PolicySetting> policy_settings(const SettingFlags& flags, const Load
   }
   const ModelConfig& config = model.config;
   ReuseFile file;  // without one every head may reuse
-  file.reuse.assign(static_cast<size_t>(config.num_layers),
-                    std::vector<bool>(static_cast<size_t>(config.num_heads), true));
+  file.reuse.heads = {
+      HeadMatrix<bool>(static_cast<size_t>(config.num_layers),
+                       std::vector<bool>(static_cast<size_t>(config.num_heads), true))};
   if (!flags.policy.reuse_file.empty()) {
     file = read_reuse_file(flags.policy.reuse_file, reuse_model(model));
   }
@@ -151,11 +169,12 @@ std::unique_ptr<AttentionPolicy> make_policy(const PolicySetting& setting,
                                              const LoadedModel& model) {
   if (!setting.reuse.has_value()) return choose_policy(setting.policy, policy_model(model)).policy;
   const ModelConfig& config = model.config;
-  return with_interventions(make_flashblock_policy({config.num_layers, config.num_heads,
-                                                    setting.reuse->rule(), setting.reuse->reuse}),
-                            setting.policy.interventions,
-                            {config.num_layers, config.num_heads, config.num_kv_heads,
-                             config.head_dim, config.hidden_size});
+  return with_interventions(
+      make_flashblock_policy({config.num_layers, config.num_heads, setting.reuse->rule(),
+                              setting.reuse->reuse, setting.reuse->bound}),
+      setting.policy.interventions,
+      {config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim,
+       config.hidden_size});
 }
 
 void check_setting_flags(const SettingFlags& flags) {
@@ -163,6 +182,11 @@ void check_setting_flags(const SettingFlags& flags) {
     if (tau < 1) throw UsageError(fmt::format("{}: expected at least 1, got {}", flag, tau));
   };
   if (!flags.sweep) return;
+  if (flags.policy.bound) {
+    throw UsageError(
+        "--sweep: expected a policy with tau, which the sweep changes, got bound. HINT: leave out "
+        "bound, or --sweep");
+  }
   if (flags.policy.reuse_file.empty()) {
     throw UsageError(fmt::format(
         "--sweep: expected flashblock with a calibration file, whose similarities the masks are "
@@ -201,7 +225,7 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
       setting.refresh = flags.policy.refresh;
       setting.by_effect = file.statistic == kEffectRank;
       setting.gamma = gamma;
-      setting.reuse = reuse_mask(file.similarity, gamma, file.granularity, num_kv_heads, file.pins);
+      setting.reuse = masks_at(file, gamma, num_kv_heads);
       take_prediction(point_of(file, setting), setting);
       settings.push_back(std::move(setting));
     }

@@ -122,6 +122,10 @@ def calibrate(
     granularity: str,
     from_summary: bool,
     count: str,
+    reference: str,
+    lse_bound: float | None,
+    by_step: str | None,
+    provisional: bool,
     threads: int,
     progress: Callable[[int, int], object] | None,
 ) -> tuple[bytes, list[str]]: ...

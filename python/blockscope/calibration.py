@@ -31,9 +31,12 @@ class Calibration:
         self.warnings = warnings
 
     @property
-    def gamma(self) -> float:
-        """Heads with a similarity above this reuse."""
-        return float(self.content["gamma"])
+    def gamma(self) -> float | np.ndarray:
+        """Heads with a similarity above this reuse: a number, or one for each step range."""
+        import numpy as np
+
+        gamma = self.content["gamma"]
+        return np.array(gamma, dtype=np.float64) if isinstance(gamma, list) else float(gamma)
 
     @property
     def tau(self) -> int:
@@ -41,27 +44,39 @@ class Calibration:
         return int(self.content["tau"])
 
     @property
+    def step_ranges(self) -> list[tuple[int, int | None]] | None:
+        """First and last step (from 1) of each range; the last range has no end. None: one mask for all steps."""
+        ranges = self.content.get("step_ranges")
+        return None if ranges is None else [(first, last) for first, last in ranges]
+
+    @property
     def reuse(self) -> np.ndarray:
-        """Heads that reuse: bool [layer, head], for the whole model."""
+        """Heads that reuse: bool [layer, head] for the whole model; [step range, layer, head] if there are ranges."""
         import numpy as np
 
         return np.array(self.content["reuse"], dtype=bool)
 
     @property
     def heads(self) -> xr.Dataset:
-        """Values per head, [layer, head]: `reuse`, and of the cosine of A_out between adjacent steps the mean
-        `similarity`, `standard_deviation`, `standard_error`, 5th percentile `p5` and `count` of step pairs. NaN for
-        a head that was not recorded."""
+        """Values per head, [layer, head] or [step range, layer, head]: `reuse`, and of the cosine of A_out and its
+        reference the mean `similarity`, `standard_deviation`, `standard_error`, 5th percentile `p5` and `count` of
+        step pairs; with a bound also `lse_drift`. NaN for a head that was not recorded. Step ranges are named by
+        their first steps."""
         import numpy as np
         import xarray as xr
 
-        dims = ("layer", "head")
+        ranges = self.step_ranges
+        dims = ("layer", "head") if ranges is None else ("step_range", "layer", "head")
         found: dict[str, Any] = {"reuse": (dims, self.reuse)}
-        for name in ("similarity", "standard_deviation", "standard_error", "p5"):
-            found[name] = (dims, np.array(self.content[name], dtype=np.float64))
+        for name in ("similarity", "standard_deviation", "standard_error", "p5", "lse_drift"):
+            if name in self.content:
+                found[name] = (dims, np.array(self.content[name], dtype=np.float64))
         found["count"] = (dims, np.array(self.content["count"], dtype=np.int64))
-        layers, heads = self.reuse.shape
-        return xr.Dataset(found, coords={"layer": range(layers), "head": range(heads)})
+        layers, heads = self.reuse.shape[-2:]
+        coords: dict[str, Any] = {"layer": range(layers), "head": range(heads)}
+        if ranges is not None:
+            coords["step_range"] = [first for first, _ in ranges]
+        return xr.Dataset(found, coords=coords)
 
     @property
     def predicted(self) -> dict[str, Any]:
@@ -74,7 +89,7 @@ class Calibration:
 
     def __repr__(self) -> str:
         return (f"<blockscope.Calibration: {int(self.reuse.sum())} of {self.reuse.size} heads reuse, "
-                f"gamma {self.gamma:.6g}, tau {self.tau}>")
+                f"gamma {self.content['gamma']}, tau {self.tau}>")
 
 
 def calibrate(
@@ -86,6 +101,10 @@ def calibrate(
     tau: int = 2,
     count: str = "since_read",
     granularity: str = "head",
+    reference: str = "adjacent",
+    lse_bound: float | None = None,
+    by_step: bool | str = False,
+    provisional: bool = False,
     from_summary: bool = False,
     threads: int = 0,
     progress: Progress = None,
@@ -102,6 +121,12 @@ def calibrate(
         tau: heads reuse at steps before which fewer tokens than this were decided.
         count: the tokens that tau counts, as in `analyze`.
         granularity: "head", or "kv-group" (all heads of a KV head reuse, or none).
+        reference: the pair that a step is compared with: "adjacent" (of the step before), or "kept" (the kept pair,
+            which the rule of `tau` and `count` would reuse at this step).
+        lse_bound: heads whose mean change of L_out is larger never reuse.
+        by_step: choose heads for each denoising step of a block (True), or for ranges such as "2-4,5-8".
+        provisional: with reference "kept" and `gamma`, refresh each head's kept pair at the steps whose own cosine
+            and change of L_out say so, as FlashBlock's video code does. `tau` and `count` then don't matter for it.
         from_summary, threads, progress: as in `analyze`.
 
     Raises:
@@ -112,8 +137,15 @@ def calibrate(
         raise UsageError(f"granularity: expected head or kv-group, got {granularity!r}")
     if sum(choice is not None for choice in (gamma, saving, max_error)) != 1:
         raise UsageError("expected exactly one of gamma, saving, max_error")
+    if reference not in ("adjacent", "kept"):
+        raise UsageError(f"reference: expected adjacent or kept, got {reference!r}")
+    if provisional and (reference != "kept" or gamma is None):
+        raise UsageError("provisional: expected reference 'kept' and a gamma, because the provisional masks need "
+                         "them while the traces are read")
+    steps = by_step if isinstance(by_step, str) else "" if by_step else None
     paths = encode_all(traces)
     with telling_missing(paths), Shown(progress) as shown:
         text, warnings = _core.calibrate(paths, gamma, saving, max_error, whole("tau", tau, 1), granularity,
-                                         bool(from_summary), count, whole("threads", threads, 0, 4096), shown)
+                                         bool(from_summary), count, reference, lse_bound, steps,
+                                         bool(provisional), whole("threads", threads, 0, 4096), shown)
     return Calibration(text.decode("utf-8", errors="replace"), warnings)

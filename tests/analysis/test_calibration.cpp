@@ -32,29 +32,36 @@ CalibrationSums random_sums(std::int64_t layers, std::int64_t heads, std::int64_
   sums.steps = 50;
   sums.keys = 5000.0;
   sums.flops = 80000.0;
+  HeadMatrix<double> similarity;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
-    auto& row = sums.similarity.emplace_back();
+    auto& row = similarity.emplace_back();
     for (std::int64_t head = 0; head < heads; ++head) {
       // Few distinct values (so that some are equal), and some heads that were not recorded.
       row.push_back(uniform(random) < 0.1 ? kNotMeasured : std::round(uniform(random) * 40) / 40);
     }
-    sums.standard_error.emplace_back(row.size(), 0.01);
-    sums.count.emplace_back(row.size(), 25);
   }
+  sums.similarity = {similarity};
+  sums.standard_error = {
+      HeadMatrix<double>(similarity.size(), std::vector<double>(similarity[0].size(), 0.01))};
+  sums.count = {HeadMatrix<std::int64_t>(similarity.size(),
+                                         std::vector<std::int64_t>(similarity[0].size(), 25))};
   sums.standard_deviation = sums.p5 = sums.standard_error;
   for (const std::int64_t tau : {1, 2, 3, 4}) {
     TauSums of_tau;
     of_tau.tau = tau;
     of_tau.reusing_steps = 10 * (tau - 1);
-    of_tau.reusing_keys = 1000.0 * static_cast<double>(tau - 1);
-    of_tau.reusing_flops = 15000.0 * static_cast<double>(tau - 1);
+    RangeSums range;
+    range.reusing_keys = 1000.0 * static_cast<double>(tau - 1);
+    range.reusing_flops = 15000.0 * static_cast<double>(tau - 1);
+    range.reused.resize(1);
     for (std::int64_t i = 0; i < layers * heads; ++i) {
       const std::int64_t terms = tau == 1 ? 0 : 160;
-      of_tau.reused.push_back(
+      range.reused[0].push_back(
           {uniform(random), uniform(random), static_cast<double>(terms), 0.0, terms});
-      of_tau.recomputed.push_back({0.0, 0.0, 300.0, 300.0, 200});
-      if (terms == 0) of_tau.reused.back() = {};
+      range.recomputed.push_back({0.0, 0.0, 300.0, 300.0, 200});
+      if (terms == 0) range.reused[0].back() = {};
     }
+    of_tau.ranges = {range};
     sums.taus.push_back(of_tau);
   }
   return sums;
@@ -63,7 +70,7 @@ CalibrationSums random_sums(std::int64_t layers, std::int64_t heads, std::int64_
 /// The point from the mask, head by head.
 ReusePoint slow_point(const CalibrationSums& sums, const HeadMatrix<bool>& mask, double gamma,
                       std::int64_t tau) {
-  const TauSums& of_tau = sums.at(tau);
+  const RangeSums& of_tau = sums.at(tau).ranges[0];
   const auto heads = static_cast<std::size_t>(sums.model.heads);
   const auto group = static_cast<std::size_t>(sums.model.heads / sums.model.kv_heads);
   double squared = 0.0, absolute = 0.0, reference = 0.0, all = 0.0, groups = 0.0, masked = 0.0;
@@ -71,7 +78,7 @@ ReusePoint slow_point(const CalibrationSums& sums, const HeadMatrix<bool>& mask,
   point.gamma = gamma;
   for (std::size_t layer = 0; layer < mask.size(); ++layer) {
     for (std::size_t head = 0; head < heads; ++head) {
-      const ReuseErrorSums& cell = of_tau.reused[layer * heads + head];
+      const ReuseErrorSums& cell = of_tau.reused[0][layer * heads + head];
       reference += cell.reference;
       all += cell.reference + of_tau.recomputed[layer * heads + head].reference;
       point.terms += cell.terms;
@@ -124,7 +131,7 @@ std::vector<ReusePin> random_pins(const CalibrationSums& sums, unsigned seed) {
       const unsigned choice = random() % 4;
       if (choice > 1) continue;
       const bool measured = !std::isnan(
-          sums.similarity[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)]);
+          sums.similarity[0][static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)]);
       pins.push_back({layer, head, choice == 1 && measured});
     }
   }
@@ -139,7 +146,7 @@ void expect_exact(const CalibrationSums& sums, ReuseGranularity granularity,
   for (const double gamma : gammas) {
     for (const std::int64_t tau : {1, 2, 4}) {
       const HeadMatrix<bool> mask =
-          reuse_mask(sums.similarity, gamma, granularity, sums.model.kv_heads, pins);
+          reuse_mask(sums.similarity[0], gamma, granularity, sums.model.kv_heads, pins);
       const ReusePoint slow = slow_point(sums, mask, gamma, tau);
       const ReusePoint fast = predictor.at(gamma, tau);
       EXPECT_EQ(fast.heads, slow.heads) << gamma;
@@ -185,12 +192,12 @@ TEST(CalibrationTest, PinsHoldAtEveryGammaAndAreNeverUndecided) {
     for (const double gamma : {-1.0, 0.5, 1.0}) {
       const Calibration chosen = choose(sums, {gamma, {}, {}, 2, granularity, pins});
       for (const ReusePin& pin : pins) {
-        EXPECT_EQ(
-            chosen.reuse[static_cast<std::size_t>(pin.layer)][static_cast<std::size_t>(pin.head)],
-            pin.reuse);
+        EXPECT_EQ(chosen.reuse.heads[0][static_cast<std::size_t>(pin.layer)]
+                                    [static_cast<std::size_t>(pin.head)],
+                  pin.reuse);
       }
       std::int64_t heads = 0;
-      for (const auto& row : chosen.reuse) heads += std::ranges::count(row, true);
+      for (const auto& row : chosen.reuse.heads[0]) heads += std::ranges::count(row, true);
       EXPECT_EQ(chosen.predicted.point.heads, heads);
       if (gamma == 1.0) {
         EXPECT_EQ(heads, pinned_on);
@@ -201,14 +208,14 @@ TEST(CalibrationTest, PinsHoldAtEveryGammaAndAreNeverUndecided) {
     }
   }
   CalibrationSums close = random_sums(1, 4, 2, 1);
-  close.similarity = {{0.5, 0.5, 0.5, 0.9}};
+  close.similarity = {{{0.5, 0.5, 0.5, 0.9}}};
   EXPECT_EQ(choose(close, {0.5, {}, {}, 2}).trust.undecided, 3);
   EXPECT_EQ(choose(close, {0.5, {}, {}, 2, {}, {{0, 1, true}}}).trust.undecided, 2);
 }
 
 TEST(CalibrationTest, RefusesPinsOfHeadsThatWereNotMeasuredOrDontExist) {
   CalibrationSums sums = random_sums(1, 4, 2, 1);
-  sums.similarity = {{0.5, kNotMeasured, 0.7, 0.8}};
+  sums.similarity = {{{0.5, kNotMeasured, 0.7, 0.8}}};
   EXPECT_THAT(refusal(sums, {0.5, {}, {}, 2, {}, {{0, 1, true}}}), HasSubstr("layer 0, head 1"));
   EXPECT_EQ(refusal(sums, {0.5, {}, {}, 2, {}, {{0, 1, false}}}), "accepted");
   EXPECT_THAT(refusal(sums, {0.5, {}, {}, 2, {}, {{0, 4, false}}}), HasSubstr("head below 4"));
@@ -217,7 +224,7 @@ TEST(CalibrationTest, RefusesPinsOfHeadsThatWereNotMeasuredOrDontExist) {
 
 TEST(CalibrationTest, WarnsWhenTheChoiceIsWorthNothing) {
   CalibrationSums sums = random_sums(1, 4, 2, 1);
-  sums.similarity = {{0.5, 0.9, 0.5, 0.9}};
+  sums.similarity = {{{0.5, 0.9, 0.5, 0.9}}};
   EXPECT_THAT(warnings_of(choose(sums, {0.95, {}, {}, 2})),
               ElementsAre(HasSubstr("nothing will be reused")));
   EXPECT_THAT(warnings_of(choose(sums, {0.7, {}, {}, 2})),
@@ -258,7 +265,7 @@ TEST(CalibrationTest, SavingAndErrorAreKeptByNoBetterGamma) {
       for (const double gamma : predictor.gammas(1000)) {
         const ReusePoint point = predictor.at(gamma, 3);
         if (point.byte_saving >= saving) {
-          EXPECT_LE(gamma, chosen.gamma);
+          EXPECT_LE(gamma, chosen.gamma[0]);
         }
       }
     }
@@ -268,7 +275,7 @@ TEST(CalibrationTest, SavingAndErrorAreKeptByNoBetterGamma) {
     for (const double gamma : predictor.gammas(1000)) {
       const ReusePoint point = predictor.at(gamma, 3);
       if (point.relative_l2_reused <= 0.06) {
-        EXPECT_GE(gamma, chosen.gamma);
+        EXPECT_GE(gamma, chosen.gamma[0]);
       }
     }
   }
@@ -276,12 +283,12 @@ TEST(CalibrationTest, SavingAndErrorAreKeptByNoBetterGamma) {
 
 TEST(CalibrationTest, HeadsThatDoNotReuseDoNotDiluteTheBoundedError) {
   CalibrationSums sums = random_sums(1, 4, 4, 7);
-  sums.similarity = {{0.9, 0.8, 0.7, 0.6}};
+  sums.similarity = {{{0.9, 0.8, 0.7, 0.6}}};
   for (TauSums& tau : sums.taus) {
     const double errors[] = {0.2, 0.3, 0.1, 0.4};  // relative L2 of each head
     for (std::size_t head = 0; head < 4; ++head) {
-      tau.reused[head].reference = 100.0;
-      tau.reused[head].squared = errors[head] * errors[head] * 100.0;
+      tau.ranges[0].reused[0][head].reference = 100.0;
+      tau.ranges[0].reused[0][head].squared = errors[head] * errors[head] * 100.0;
     }
   }
   const ReusePredictor predictor(sums, ReuseGranularity::head);
@@ -310,12 +317,12 @@ TEST(CalibrationTest, SaysWhatIsInReach) {
 
 TEST(CalibrationTest, CountsHeadsThatTheSampleCantDecide) {
   CalibrationSums sums = random_sums(1, 4, 2, 1);
-  sums.similarity = {{0.5, 0.519, 0.521, kNotMeasured}};
+  sums.similarity = {{{0.5, 0.519, 0.521, kNotMeasured}}};
   SampleTrust trust = choose(sums, {0.5, {}, {}, 2}).trust;  // standard errors are 0.01
   EXPECT_EQ(trust.measured, 3);
   EXPECT_EQ(trust.undecided, 2);
   EXPECT_EQ(trust.fewest_pairs, 25);
-  sums.standard_error[0][2] = kNotMeasured;  // one pair
+  sums.standard_error[0][0][2] = kNotMeasured;  // one pair
   EXPECT_EQ(choose(sums, {0.5, {}, {}, 2}).trust.undecided, 3);
 }
 

@@ -16,74 +16,22 @@
 #include <vector>
 
 #include "decode_record/base/error.h"
+#include "tests/decode_record/reuse_file_cases.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {
 namespace {
 
 using ::testing::HasSubstr;
-using Json = nlohmann::json;
-using Changes = std::vector<std::pair<std::string, std::function<void(Json&)>>>;
-
-const std::string kDigest(64, 'a');
-const std::string kOther(64, 'b');
-const ReuseModel kModel{2, 4, 2, kDigest};
-
-Json by_hand() {
-  return {{"format", "blockscope-reuse"},
-          {"format_version", 1},
-          {"model", {{"layers", 2}, {"heads", 4}, {"digest", kDigest}}},
-          {"reuse", {{true, false, true, true}, {false, false, true, false}}}};
-}
-
-ReusePoint point(double gamma, double l2) {
-  return {gamma, 4, 0.25, 0.5, 2.0 * l2, 0.002, 33, l2 / 3.0, l2, 0.001, 77};
-}
-
-/// What calibrate writes, one head not recorded.
-ReuseFile calibrated() {
-  ReuseFile file;
-  file.model = kModel;
-  file.gamma = 0.9;
-  file.tau = 2;
-  file.statistic = "mean cosine of adjacent steps";
-  file.computed_from = "/attention/external";
-  file.traces = {{"run.h5", kDigest, kOther, 12, 3, 4}, {"old.h5", "", kOther, 1, 1, 1}};
-  file.similarity = {{0.1 + 0.2, 0.9, 0.95, 1.0}, {-1.0, kNotMeasured, 0.99, 0.91}};
-  file.standard_deviation = {{0.1, 0.2, kNotMeasured, 0.0}, {0.1, kNotMeasured, 0.1, 0.1}};
-  file.standard_error = file.standard_deviation;
-  file.p5 = {{0.1, 0.5, 0.8, 1.0}, {-1.0, kNotMeasured, 0.9, 0.8}};
-  file.count = {{5, 5, 1, 5}, {5, 0, 5, 5}};
-  file.reuse = reuse_mask(file.similarity, 0.9, ReuseGranularity::head, 2);
-  file.predicted = {point(0.9, 1.0 / 3.0), 12, 6, 1'000'000'000'000, 750'000'000'000};
-  file.curves = {{1, {point(-1.0, kNotMeasured)}}, {2, {point(-0.5, 0.1), point(0.9, 0.2)}}};
-  return file;
-}
-
-std::string refusal(const std::string& text, const std::optional<ReuseModel>& wanted = {}) {
-  try {
-    parse_reuse_file(text, "r.json", wanted);
-  } catch (const CalibrationError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
-void expect_refusals(const Json& good, const Changes& cases,
-                     const std::optional<ReuseModel>& wanted = {}) {
-  ASSERT_EQ(refusal(good.dump(), wanted), "accepted");
-  for (const auto& [place, change] : cases) {
-    SCOPED_TRACE(place);
-    Json json = good;
-    change(json);
-    EXPECT_THAT(refusal(json.dump(), wanted), HasSubstr("r.json: " + place + ": expected"));
-  }
-}
+using namespace reuse_file_cases;
 
 TEST(ReuseFileTest, AFileMadeByHandNeedsOnlyTheModelAndTheMask) {
   const ReuseFile file = parse_reuse_file(by_hand().dump(), "r.json", kModel);
-  EXPECT_EQ(file.reuse, (HeadMatrix<bool>{{true, false, true, true}, {false, false, true, false}}));
-  EXPECT_FALSE(file.gamma || file.tau || file.predicted);
+  EXPECT_EQ(file.reuse.ranges.size(), 1U);
+  EXPECT_EQ(file.reuse.at(7),
+            (HeadMatrix<bool>{{true, false, true, true}, {false, false, true, false}}));
+  EXPECT_FALSE(file.tau || file.predicted);
+  EXPECT_TRUE(file.gamma.empty());
   EXPECT_TRUE(file.similarity.empty() && file.traces.empty() && file.curves.empty());
 }
 
@@ -105,7 +53,7 @@ TEST(ReuseFileTest, NamesTheFieldThatDiffersFromThisModel) {
 TEST(ReuseFileTest, RefusesWhatIsMalformedByItsPlace) {
   expect_refusals(by_hand(), {{"format", [](Json& j) { j["format"] = "other"; }},
                               {"format", [](Json& j) { j.erase("format"); }},
-                              {"format_version", [](Json& j) { j["format_version"] = 2; }},
+                              {"format_version", [](Json& j) { j["format_version"] = 3; }},
                               {"format_version", [](Json& j) { j["format_version"] = "1"; }},
                               {"model", [](Json& j) { j.erase("model"); }},
                               {"model", [](Json& j) { j["model"] = 5; }},
@@ -185,9 +133,9 @@ TEST(ReuseFileTest, TheMaskIsStrictAndAGroupReusesAsAWhole) {
 TEST(ReuseFileTest, APinDecidesItsHeadWhateverGammaSays) {
   ReuseFile file = calibrated();
   file.pins = {{0, 1, true}, {1, 1, false}, {1, 2, false}};
-  file.reuse = reuse_mask(file.similarity, 0.9, ReuseGranularity::head, 2, file.pins);
-  EXPECT_TRUE(file.reuse[0][1]);
-  EXPECT_FALSE(file.reuse[1][2]);
+  file.reuse = reuse_masks(file, file.gamma);
+  EXPECT_TRUE(file.reuse.heads[0][0][1]);
+  EXPECT_FALSE(file.reuse.heads[0][1][2]);
   EXPECT_EQ(parse_reuse_file(to_json(file), "r.json", kModel).pins, file.pins);
   const auto set = [](const char* pointer, const Json& value) {
     return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
@@ -217,8 +165,8 @@ TEST(ReuseFileTest, ReadsBackEveryBitOfWhatItWrote) {
   write_reuse_file(path, file);
   const ReuseFile back = read_reuse_file(path, kModel);
   EXPECT_EQ(to_json(back), to_json(file));
-  EXPECT_EQ(back.similarity[0][0], 0.1 + 0.2);
-  EXPECT_TRUE(std::isnan(back.similarity[1][1]));
+  EXPECT_EQ(back.similarity[0][0][0], 0.1 + 0.2);
+  EXPECT_TRUE(std::isnan(back.similarity[0][1][1]));
   EXPECT_EQ(back.reuse, file.reuse);
   EXPECT_EQ(back.predicted->point.relative_l2, 1.0 / 3.0);
   EXPECT_EQ(back.predicted->point.relative_l2_reused, 2.0 / 3.0);
@@ -253,7 +201,7 @@ TEST(ReuseFileTest, WritesWholeFilesOrNone) {
   EXPECT_THROW(write_reuse_file(path, calibrated()), UsageError);
   EXPECT_EQ(std::filesystem::file_size(path), 4U);
   ReuseFile bad = calibrated();
-  bad.similarity[0][0] = 2.0;
+  bad.similarity[0][0][0] = 2.0;
   EXPECT_THROW(write_reuse_file(path, bad, true), CalibrationError);
   EXPECT_EQ(std::filesystem::file_size(path), 4U);
   write_reuse_file(path, calibrated(), true);

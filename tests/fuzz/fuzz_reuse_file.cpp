@@ -1,5 +1,5 @@
-// Any bytes as a calibration file: either a CalibrationError, or a file whose values are valid and that
-// is written and read back as the same.
+// Any bytes as a calibration file: either a CalibrationError, or a file whose values are valid and
+// that is written and read back as the same.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -12,13 +12,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   try {
     const blockscope::ReuseFile file = blockscope::parse_reuse_file(input, "fuzz");
-    if (file.reuse.size() != static_cast<std::size_t>(file.model.layers)) std::abort();
-    for (const auto& row : file.reuse) {
-      if (row.size() != static_cast<std::size_t>(file.model.heads)) std::abort();
+    if (file.reuse.heads.size() != file.reuse.ranges.size()) std::abort();
+    if (file.reuse.ranges.first.front() != 1) std::abort();
+    for (std::size_t i = 1; i < file.reuse.ranges.size(); ++i) {
+      if (file.reuse.ranges.first[i] <= file.reuse.ranges.first[i - 1]) std::abort();
     }
-    if (file.gamma && !file.similarity.empty() &&
-        file.reuse != blockscope::reuse_mask(file.similarity, *file.gamma, file.granularity,
-                                             file.model.kv_heads, file.pins)) {
+    for (const auto& mask : file.reuse.heads) {
+      if (mask.size() != static_cast<std::size_t>(file.model.layers)) std::abort();
+      for (const auto& row : mask) {
+        if (row.size() != static_cast<std::size_t>(file.model.heads)) std::abort();
+      }
+    }
+    if (!file.gamma.empty() && !file.similarity.empty() &&
+        file.reuse != blockscope::reuse_masks(file, file.gamma)) {
       std::abort();
     }
     const std::string text = blockscope::to_json(file);

@@ -92,7 +92,7 @@ TEST_F(UnsavedTest, SaveWritesTheFileAndCloses) {
   EXPECT_TRUE(closing());
   EXPECT_FALSE(edit()->dirty());
   const ReuseFile saved = read_reuse_file(path);
-  EXPECT_EQ(saved.gamma, 0.5);
+  EXPECT_EQ(saved.gamma, std::vector<double>{0.5});
 }
 
 TEST_F(UnsavedTest, ClosingTheLastTraceOfItsModelAsks) {

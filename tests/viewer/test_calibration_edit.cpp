@@ -65,7 +65,7 @@ class CalibrationOfTraces : public ::testing::Test {
   void measure(CalibrationEdit& edit) {
     Data<CalibrationPayload> data;
     ASSERT_TRUE(wait_until(model_, [&] {
-      data = request_calibration(model_, calibration_sources(model_), edit.choice().tau, false);
+      data = request_calibration(model_, calibration_sources(model_), edit.choice(), false);
       return data.state != DataState::loading;
     }));
     ASSERT_EQ(data.state, DataState::ready) << data.message;
@@ -116,6 +116,14 @@ TEST_F(CalibrationOfTraces, SaveByteForByteWhatCalibrateWrites) {
     EXPECT_GT(file.size(), 1000U);
     EXPECT_FALSE(edit.dirty());
   }
+  CalibrationChoice by_step{0.6, 3, ReuseGranularity::head, {}};
+  by_step.ranges.first = {1, 4};
+  by_step.reference = ReuseReference::kept;
+  by_step.lse_bound = 0.3;
+  edit.change(by_step);
+  measure(edit);
+  EXPECT_EQ(saved(edit), command_writes({"--gamma", "0.6", "--tau", "3", "--reference", "kept",
+                                         "--lse-bound", "0.3", "--by-step=2-3,4-6"}));
   edit.change({0.5, 4, ReuseGranularity::head, {}});
   measure(edit);
   const std::string error = std::to_string(edit.result()->predicted.point.relative_l2_reused);
@@ -145,7 +153,7 @@ TEST_F(CalibrationOfTraces, APinDecidesAHeadAndTheFileSaysSo) {
   EXPECT_THROW(edit.save(path, false), UsageError);  // is there
   const ReuseFile file = read_reuse_file(path, edit.model());
   EXPECT_EQ(file.pins, (std::vector<ReusePin>{{0, 0, false}, {1, 2, true}}));
-  EXPECT_FALSE(file.reuse[0][0]);
+  EXPECT_FALSE(file.reuse.heads[0][0][0]);
   EXPECT_EQ(file.predicted->point.heads, 3 * 4 - 1);
   edit.toggle_pin(1, 2);
   EXPECT_EQ(edit.pin_of(1, 2), std::nullopt);
@@ -169,7 +177,7 @@ TEST_F(CalibrationOfTraces, ADragIsOneStepBackAndEverythingComesBackWithUndo) {
   EXPECT_FALSE(edit.can_undo() || edit.can_redo() || edit.dirty());
   for (int i = 0; i < 50; ++i) {
     edit.preview({0.5 + 0.005 * i, 2, ReuseGranularity::head, {}});
-    EXPECT_EQ(edit.result()->gamma, edit.choice().gamma);
+    EXPECT_EQ(edit.result()->gamma.front(), edit.choice().gamma);
   }
   edit.commit();
   edit.commit();
@@ -181,7 +189,7 @@ TEST_F(CalibrationOfTraces, ADragIsOneStepBackAndEverythingComesBackWithUndo) {
   EXPECT_EQ(edit.choice(), dragged);
   edit.undo();
   EXPECT_EQ(edit.choice(), start);
-  EXPECT_EQ(edit.result()->gamma, start.gamma);
+  EXPECT_EQ(edit.result()->gamma.front(), start.gamma);
   EXPECT_FALSE(edit.can_undo());
   edit.redo();
   edit.redo();
@@ -213,6 +221,37 @@ TEST_F(CalibrationOfTraces, StepsOfGammaMeetEverySetOfHeads) {
   EXPECT_EQ(edit.result()->predicted.point.heads, 1);
 }
 
+TEST_F(CalibrationOfTraces, ARangeOfStepsHasItsOwnGammaAndAPinHoldsInAll) {
+  open(small_trace(6), "one.h5");
+  CalibrationEdit edit = this->edit();
+  CalibrationChoice choice{-1.0, 2, ReuseGranularity::head, {}};
+  choice.ranges.first = {1, 3, 5};
+  edit.change(choice);
+  measure(edit);
+  EXPECT_EQ(edit.result()->predicted.point.heads, 3 * 12);
+  choice.set_gamma(1, 1.0);
+  edit.change(choice);
+  EXPECT_EQ(edit.result()->gamma, (std::vector<double>{-1.0, 1.0, -1.0}));
+  EXPECT_EQ(edit.result()->predicted.point.heads, 2 * 12);
+  edit.step_gamma(-1, 1);
+  EXPECT_EQ(edit.result()->predicted.point.heads, 2 * 12 + 1);
+  edit.undo();
+  edit.toggle_pin(1, 2);  // reuses in two of three ranges: the click makes it reuse in all
+  EXPECT_EQ(edit.pin_of(1, 2), true);
+  EXPECT_EQ(edit.result()->predicted.point.heads, 2 * 12 + 1);
+  const std::string path = folder_.file("by_step.json");
+  edit.save(path, false);
+  const ReuseFile file = read_reuse_file(path, edit.model());
+  EXPECT_EQ(file.reuse, edit.result()->reuse);
+  EXPECT_EQ(file.gamma, (std::vector<double>{-1.0, 1.0, -1.0}));
+  const CalibrationChoice saved = edit.choice();
+  edit.change({0.5, 2, ReuseGranularity::head, {}});
+  edit.load(path);
+  EXPECT_EQ(edit.choice(), saved);
+  edit.step_gamma(1);  // all ranges: one gamma again
+  EXPECT_TRUE(edit.choice().gammas.empty());
+}
+
 TEST_F(CalibrationOfTraces, LoadTakesTheChoiceOverAndTellsWhatDiffers) {
   open(small_trace(5), "one.h5");
   CalibrationEdit edit = this->edit();
@@ -233,15 +272,16 @@ TEST_F(CalibrationOfTraces, LoadTakesTheChoiceOverAndTellsWhatDiffers) {
   ReuseFile other = read_reuse_file(path);
   other.pins.clear();
   other.granularity = ReuseGranularity::head;
-  for (auto& row : other.similarity) row.assign(row.size(), 0.79);
-  other.similarity[1][1] = 0.81;
-  other.reuse = reuse_mask(other.similarity, 0.8, other.granularity, 2);
+  for (auto& row : other.similarity[0]) row.assign(row.size(), 0.79);
+  other.similarity[0][1][1] = 0.81;
+  other.reuse = reuse_masks(other, {0.8});
   write_reuse_file(path, other, true);
   edit.load(path);
   std::int64_t unlike = 0;
   for (std::size_t layer = 0; layer < 3; ++layer) {
     for (std::size_t head = 0; head < 4; ++head) {
-      unlike += edit.result()->reuse[layer][head] != other.reuse[layer][head] ? 1 : 0;
+      unlike +=
+          edit.result()->reuse.heads[0][layer][head] != other.reuse.heads[0][layer][head] ? 1 : 0;
     }
   }
   EXPECT_GT(unlike, 0);
@@ -250,8 +290,8 @@ TEST_F(CalibrationOfTraces, LoadTakesTheChoiceOverAndTellsWhatDiffers) {
   // A mask made by hand: its heads are pinned.
   ReuseFile by_hand;
   by_hand.model = edit.model();
-  by_hand.reuse = {
-      {true, false, false, true}, {false, false, false, false}, {true, true, true, true}};
+  by_hand.reuse.heads = {
+      {{true, false, false, true}, {false, false, false, false}, {true, true, true, true}}};
   write_reuse_file(path, by_hand, true);
   edit.load(path);
   EXPECT_EQ(edit.result()->reuse, by_hand.reuse);
@@ -265,7 +305,7 @@ TEST_F(CalibrationOfTraces, AFileOfAnotherModelIsRefusedByItsField) {
   ReuseFile other;
   other.model = edit.model();
   other.model.digest = std::string(64, 'b');
-  other.reuse.assign(3, std::vector<bool>(4, true));
+  other.reuse.heads = {HeadMatrix<bool>(3, std::vector<bool>(4, true))};
   const std::string path = folder_.file("other.json");
   write_reuse_file(path, other);
   try {

@@ -38,8 +38,10 @@ void check_source(const OpenDocument& document, const OpenDocument& first) {
 
 std::size_t CalibrationPayload::bytes() const {
   const auto heads = static_cast<std::size_t>(sums->model.layers * sums->model.heads);
-  return sizeof(*sums) +
-         heads * (5 * sizeof(double) + sums->taus.size() * 2 * sizeof(ReuseErrorSums));
+  const std::size_t ranges = sums->ranges.size();
+  const std::size_t errors = ranges * ((ranges + 3) / 2 + kRowKinds.size()) *
+                             sizeof(ReuseErrorSums);  // of a tau
+  return sizeof(*sums) + heads * (ranges * 6 * sizeof(double) + sums->taus.size() * errors);
 }
 
 std::optional<ReuseModel> reuse_model_of(const TraceMeta& meta) {
@@ -68,21 +70,25 @@ std::vector<CalibrationSource> calibration_sources(const ViewModel& model) {
 
 Data<CalibrationPayload> request_calibration(ViewModel& model,
                                              const std::vector<CalibrationSource>& sources,
-                                             std::int64_t tau, bool from_summary) {
+                                             const CalibrationChoice& choice, bool from_summary) {
   std::vector<std::string> paths;
   CalibrationOptions options;
   options.from_summary = from_summary;
   options.pass.memory_bytes = std::size_t{64} << 20;
-  std::string key = kSlot;
+  options.ranges = choice.ranges;
+  options.reference = choice.reference;
+  options.kept_tau = choice.tau;
+  std::string key = fmt::format("{}/{}", kSlot, fmt::join(choice.ranges.first, ","));
   for (const CalibrationSource& source : sources) {
     if (!source.missing.empty()) continue;
     paths.push_back(model.documents()[source.trace].path);
     key += fmt::format("/{}.{}", source.trace, source.version);
   }
-  if (!std::ranges::count(options.taus, tau)) {
-    options.taus.push_back(tau);
-    key += fmt::format("/tau{}", tau);
-  }
+  const bool kept = choice.reference == ReuseReference::kept;
+  const bool new_tau = !std::ranges::count(options.taus, choice.tau);
+  if (new_tau) options.taus.push_back(choice.tau);
+  if (new_tau || kept) key += fmt::format("/tau{}", choice.tau);
+  if (kept) key += "/kept";
   if (from_summary) key += "/summary";
   return model.data().request<CalibrationPayload>(
       kSlot, key, [paths, options](OpenTraces&, JobControl& control) mutable {
@@ -100,18 +106,25 @@ Data<CalibrationPayload> request_calibration(ViewModel& model,
 void cancel_calibration(ViewModel& model) { model.data().forget(kSlot); }
 
 CsvTable calibration_table(const CalibrationEdit& edit) {
-  CsvTable table({"layer", "head", "similarity of A_out [cosine]", "standard error", "p5",
-                  "step pairs", "reuse", "pinned"});
+  CsvTable table({"first step", "layer", "head", "similarity of A_out [cosine]", "standard error",
+                  "p5", "mean change of L_out", "step pairs", "reuse", "pinned"});
   if (edit.sums() == nullptr || edit.result() == nullptr) return table;
   const CalibrationSums& sums = *edit.sums();
-  for (std::size_t layer = 0; layer < sums.similarity.size(); ++layer) {
-    for (std::size_t head = 0; head < sums.similarity[layer].size(); ++head) {
-      const auto l = static_cast<std::int64_t>(layer);
-      const auto h = static_cast<std::int64_t>(head);
-      table.add({l, h, sums.similarity[layer][head], sums.standard_error[layer][head],
-                 sums.p5[layer][head], sums.count[layer][head],
-                 std::int64_t{edit.result()->reuse[layer][head]},
-                 std::int64_t{edit.pin_of(l, h).has_value()}});
+  const auto add = [&](std::size_t range, std::size_t layer, std::size_t head) {
+    const auto l = static_cast<std::int64_t>(layer);
+    const auto h = static_cast<std::int64_t>(head);
+    table.add({sums.ranges.first[range], l, h, sums.similarity[range][layer][head],
+               sums.standard_error[range][layer][head], sums.p5[range][layer][head],
+               sums.lse_drift.empty() ? kNotMeasured : sums.lse_drift[range][layer][head],
+               sums.count[range][layer][head],
+               std::int64_t{edit.result()->reuse.heads[range][layer][head]},
+               std::int64_t{edit.pin_of(l, h).has_value()}});
+  };
+  for (std::size_t range = 0; range < sums.ranges.size(); ++range) {
+    for (std::size_t layer = 0; layer < sums.similarity[range].size(); ++layer) {
+      for (std::size_t head = 0; head < sums.similarity[range][layer].size(); ++head) {
+        add(range, layer, head);
+      }
     }
   }
   return table;

@@ -21,15 +21,28 @@ std::vector<ReusePin> pins_of(const CalibrationChoice& choice) {
 
 CalibrationChoice choice_of(const ReuseFile& file, const CalibrationChoice& now) {
   CalibrationChoice choice;
-  choice.gamma = file.gamma.value_or(1.0);  // no similarity is above 1
+  choice.ranges = file.reuse.ranges;
+  choice.reference = file.reference;
+  choice.lse_bound = file.lse_bound;
+  choice.gamma = file.gamma.empty() ? 1.0 : file.gamma.front();  // no similarity is above 1
+  const bool one = std::ranges::count(file.gamma, choice.gamma) == std::ssize(file.gamma);
+  if (!one) choice.gammas = file.gamma;
   choice.tau = file.tau.value_or(now.tau);
   choice.granularity = file.granularity;
   for (const ReusePin& pin : file.pins) choice.pins[{pin.layer, pin.head}] = pin.reuse;
-  if (file.gamma && !file.similarity.empty()) return choice;
+  if (!file.gamma.empty() && !file.similarity.empty()) return choice;
+  if (file.reuse.ranges.size() > 1) {
+    throw CalibrationError(
+        "step_ranges: expected similarities and a gamma, got masks by hand, which pins of all "
+        "steps "
+        "can't say. HINT: write the masks of each range with `blockscope calibrate --by-step`");
+  }
   choice.gamma = 1.0;
-  for (std::size_t layer = 0; layer < file.reuse.size(); ++layer) {
-    for (std::size_t head = 0; head < file.reuse[layer].size(); ++head) {
-      if (!file.reuse[layer][head]) continue;
+  choice.gammas.clear();
+  const HeadMatrix<bool>& reuse = file.reuse.heads.front();
+  for (std::size_t layer = 0; layer < reuse.size(); ++layer) {
+    for (std::size_t head = 0; head < reuse[layer].size(); ++head) {
+      if (!reuse[layer][head]) continue;
       choice.pins[{static_cast<std::int64_t>(layer), static_cast<std::int64_t>(head)}] = true;
     }
   }
@@ -43,6 +56,16 @@ T cell(const std::vector<std::vector<T>>& matrix, std::int64_t layer, std::int64
 
 }  // namespace
 
+void CalibrationChoice::set_gamma(const std::optional<std::size_t>& range, double value) {
+  if (!range) {
+    gamma = value;
+    gammas.clear();
+    return;
+  }
+  if (gammas.empty()) gammas.assign(ranges.size(), gamma);
+  gammas.at(*range) = value;
+}
+
 CalibrationEdit::CalibrationEdit(ReuseModel model) : model_(std::move(model)) {}
 
 void CalibrationEdit::set_sums(std::shared_ptr<const CalibrationSums> sums) {
@@ -53,7 +76,13 @@ void CalibrationEdit::set_sums(std::shared_ptr<const CalibrationSums> sums) {
 }
 
 CalibrationRequest CalibrationEdit::request() const {
-  return {choice_.gamma, {}, {}, choice_.tau, choice_.granularity, pins_of(choice_)};
+  CalibrationRequest wanted{
+      choice_.gamma, {}, {}, choice_.tau, choice_.granularity, pins_of(choice_), choice_.lse_bound};
+  if (!choice_.gammas.empty()) {
+    wanted.gamma.reset();
+    wanted.gammas = choice_.gammas;
+  }
+  return wanted;
 }
 
 void CalibrationEdit::update() {
@@ -64,15 +93,19 @@ void CalibrationEdit::update() {
     return;
   }
   // The sums for another tau are still being computed: no result, and no problem.
-  const bool measured_tau = std::ranges::count(sums_->taus, choice_.tau, &TauSums::tau) > 0;
+  const bool measured_tau = std::ranges::count(sums_->taus, choice_.tau, &TauSums::tau) > 0 &&
+                            sums_->ranges == choice_.ranges &&
+                            sums_->reference == choice_.reference;
   try {
     CalibrationChoice shape = choice_;
     shape.gamma = 0.0;
+    shape.gammas.clear();
     shape.tau = 0;
     if (curves_for_ != shape) {
       curves_for_.reset();
       curves_.clear();
-      const ReusePredictor predictor(*sums_, choice_.granularity, pins_of(choice_));
+      const ReusePredictor predictor(*sums_, choice_.granularity, pins_of(choice_),
+                                     choice_.lse_bound);
       for (const TauSums& tau : sums_->taus) curves_.push_back(predictor.curve(tau.tau));
       curves_for_ = std::move(shape);
     }
@@ -120,8 +153,11 @@ void CalibrationEdit::redo() {
 }
 
 bool CalibrationEdit::measured(std::int64_t layer, std::int64_t head) const {
-  return sums_ && layer >= 0 && layer < model_.layers && head >= 0 && head < model_.heads &&
-         !std::isnan(cell(sums_->similarity, layer, head));
+  if (!sums_ || layer < 0 || layer >= model_.layers || head < 0 || head >= model_.heads)
+    return false;
+  return std::ranges::any_of(sums_->similarity, [&](const HeadMatrix<double>& matrix) {
+    return !std::isnan(cell(matrix, layer, head));
+  });
 }
 
 std::optional<bool> CalibrationEdit::pin_of(std::int64_t layer, std::int64_t head) const {
@@ -132,7 +168,10 @@ std::optional<bool> CalibrationEdit::pin_of(std::int64_t layer, std::int64_t hea
 void CalibrationEdit::toggle_pin(std::int64_t layer, std::int64_t head) {
   if (!measured(layer, head) || !result_) return;
   const bool remove = pin_of(layer, head).has_value();
-  const bool reuse = !cell(result_->reuse, layer, head);
+  // If it reuses in some ranges only, the first click makes it reuse in all.
+  const bool reuse = !std::ranges::all_of(result_->reuse.heads, [&](const HeadMatrix<bool>& range) {
+    return bool{cell(range, layer, head)};
+  });
   std::int64_t first = head;
   std::int64_t count = 1;
   if (choice_.granularity == ReuseGranularity::kv_group) {
@@ -156,29 +195,37 @@ void CalibrationEdit::clear_pins() {
   change(std::move(choice));
 }
 
-void CalibrationEdit::step_gamma(int by) {
+void CalibrationEdit::step_gamma(int by, const std::optional<std::size_t>& range) {
   if (!result_) return;
-  const ReusePredictor predictor(*sums_, choice_.granularity, pins_of(choice_));
-  const std::int64_t heads = predictor.at(choice_.gamma, choice_.tau).heads;
-  CalibrationChoice choice = choice_;
+  const ReusePredictor predictor(*sums_, choice_.granularity, pins_of(choice_), choice_.lse_bound);
+  const auto heads_of = [&](const CalibrationChoice& choice) {
+    std::vector<double> gammas;
+    for (std::size_t i = 0; i < choice.ranges.size(); ++i) gammas.push_back(choice.gamma_of(i));
+    return predictor.heads(gammas);
+  };
+  const std::int64_t heads = heads_of(choice_);
+  CalibrationChoice next = choice_;
+  CalibrationChoice tried = choice_;
   for (const double gamma : predictor.gammas(kAllGammas)) {  // ascending: fewer and fewer heads
-    const std::int64_t other = predictor.at(gamma, choice_.tau).heads;
-    if (by < 0 && other > heads) choice.gamma = gamma;
+    tried.set_gamma(range, gamma);
+    const std::int64_t other = heads_of(tried);
+    if (by < 0 && other > heads) next = tried;
     if (by > 0 && other < heads) {
-      choice.gamma = gamma;
+      next = tried;
       break;
     }
   }
-  change(std::move(choice));
+  change(std::move(next));
 }
 
 void CalibrationEdit::aim_at_saving(double saving) {
   if (!sums_) return;
   CalibrationRequest wanted = request();
   wanted.gamma.reset();
+  wanted.gammas.clear();
   wanted.saving = saving;
   CalibrationChoice choice = choice_;
-  choice.gamma = choose(*sums_, wanted).gamma;
+  choice.set_gamma({}, choose(*sums_, wanted).gamma.front());
   change(std::move(choice));
 }
 
@@ -186,9 +233,10 @@ void CalibrationEdit::aim_at_error(double error) {
   if (!sums_) return;
   CalibrationRequest wanted = request();
   wanted.gamma.reset();
+  wanted.gammas.clear();
   wanted.max_error = error;
   CalibrationChoice choice = choice_;
-  choice.gamma = choose(*sums_, wanted).gamma;
+  choice.set_gamma({}, choose(*sums_, wanted).gamma.front());
   change(std::move(choice));
 }
 
@@ -217,9 +265,12 @@ void CalibrationEdit::load(const std::string& path) {
 std::int64_t CalibrationEdit::heads_unlike_loaded() const {
   if (!loaded_ || !result_ || loaded_->first != choice_) return 0;
   std::int64_t count = 0;
-  for (std::size_t layer = 0; layer < result_->reuse.size(); ++layer) {
-    for (std::size_t head = 0; head < result_->reuse[layer].size(); ++head) {
-      count += result_->reuse[layer][head] != loaded_->second[layer][head] ? 1 : 0;
+  for (std::size_t range = 0; range < result_->reuse.heads.size(); ++range) {
+    const HeadMatrix<bool>& now = result_->reuse.heads[range];
+    for (std::size_t layer = 0; layer < now.size(); ++layer) {
+      for (std::size_t head = 0; head < now[layer].size(); ++head) {
+        count += now[layer][head] != loaded_->second.heads[range][layer][head] ? 1 : 0;
+      }
     }
   }
   return count;

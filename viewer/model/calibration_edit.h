@@ -27,10 +27,18 @@ namespace blockscope {
 
 /// Everything that the user decides.
 struct CalibrationChoice {
-  double gamma = 0.9;
+  double gamma = 0.9;  ///< of all ranges of steps
   std::int64_t tau = 2;
   ReuseGranularity granularity = ReuseGranularity::head;
   std::map<std::pair<std::int64_t, std::int64_t>, bool> pins;  ///< (layer, head) to reuse or not
+  std::vector<double> gammas{};  ///< [ranges], in place of one gamma; empty: none
+  StepRanges ranges{};
+  ReuseReference reference = ReuseReference::adjacent;
+  std::optional<double> lse_bound{};
+
+  double gamma_of(std::size_t range) const { return gammas.empty() ? gamma : gammas.at(range); }
+  /// Sets the gamma of one range, or of all.
+  void set_gamma(const std::optional<std::size_t>& range, double value);
   bool operator==(const CalibrationChoice&) const = default;
 };
 
@@ -59,8 +67,9 @@ class CalibrationEdit {
   void toggle_pin(std::int64_t layer, std::int64_t head);
   std::optional<bool> pin_of(std::int64_t layer, std::int64_t head) const;
   void clear_pins();
-  /// Moves gamma up (1) or down (-1) to the next value that changes the set of reusing heads.
-  void step_gamma(int by);
+  /// Moves gamma up (1) or down (-1) to the next value that changes the set of reusing heads: in
+  /// one range of steps, or in all, which then have one gamma.
+  void step_gamma(int by, const std::optional<std::size_t>& range = {});
   /// Like `calibrate --saving` and `calibrate --max-error` (error where reused). Throws UsageError
   /// if no gamma reaches the aim.
   void aim_at_saving(double saving);
@@ -99,7 +108,7 @@ class CalibrationEdit {
   std::string problem_;
   /// The choice that curves_ were made for. Its gamma and tau don't matter.
   std::optional<CalibrationChoice> curves_for_;
-  std::optional<std::pair<CalibrationChoice, HeadMatrix<bool>>> loaded_;
+  std::optional<std::pair<CalibrationChoice, ReuseMasks>> loaded_;
 };
 
 struct CalibrationPayload : Payload {
@@ -121,15 +130,16 @@ struct CalibrationSource {
 /// and exact values at level summary or above.
 std::vector<CalibrationSource> calibration_sources(const ViewModel& model);
 
-/// The sums over the usable sources, for the taus that `calibrate --tau tau` accumulates.
+/// The sums over the usable sources, for the taus that `calibrate --tau tau` accumulates, with the
+/// choice's tau, ranges, reference and bound.
 Data<CalibrationPayload> request_calibration(ViewModel& model,
                                              const std::vector<CalibrationSource>& sources,
-                                             std::int64_t tau, bool from_summary);
+                                             const CalibrationChoice& choice, bool from_summary);
 /// Stops the running pass; the next request starts it again.
 void cancel_calibration(ViewModel& model);
 
-/// layer, head, similarity, its standard error and 5th percentile, step pairs, reuse, pinned (0 or
-/// 1).
+/// first step of the range, layer, head, similarity, its standard error and 5th percentile, mean
+/// |change of L_out|, step pairs, reuse, pinned (0 or 1).
 CsvTable calibration_table(const CalibrationEdit& edit);
 
 /// CalibrationEdit::save, which also refuses to replace an open trace (UsageError).

@@ -82,7 +82,7 @@ void draw_sources(const ViewModel& model, State& state, bool news) {
 
 /// The sums over the chosen traces. Without sums, draws the reason and returns nullptr.
 std::shared_ptr<const CalibrationSums> obtain_sums(ViewModel& model, State& state,
-                                                   std::int64_t tau) {
+                                                   const CalibrationChoice& choice) {
   std::vector<CalibrationSource> used;
   std::int64_t bytes = 0;
   for (const CalibrationSource& source : state.sources) {
@@ -111,7 +111,7 @@ std::shared_ptr<const CalibrationSums> obtain_sums(ViewModel& model, State& stat
     if (ImGui::Button("Start###calibration-start")) state.stopped = false;
     return nullptr;
   }
-  const auto data = request_calibration(model, used, tau, state.from_summary);
+  const auto data = request_calibration(model, used, choice, state.from_summary);
   if (data.state == DataState::loading) {
     if (ImGui::Button("Cancel###calibration-cancel")) {
       cancel_calibration(model);
@@ -134,32 +134,36 @@ void after_slider(CalibrationEdit& edit, const CalibrationChoice& choice) {
   if (ImGui::IsItemDeactivatedAfterEdit()) edit.commit();
 }
 
-void draw_gamma(CalibrationEdit& edit, float scale) {
+void draw_gamma(const State& state, CalibrationEdit& edit, float scale) {
   CalibrationChoice choice = edit.choice();
   double low = 1.0;
   if (edit.sums() != nullptr) {
-    for (const auto& row : edit.sums()->similarity) {
-      for (const double value : row) low = std::fmin(low, value);
+    for (const auto& matrix : edit.sums()->similarity) {
+      for (const auto& row : matrix) {
+        for (const double value : row) low = std::fmin(low, value);
+      }
     }
   }
   low = std::floor(std::min(low, 0.99) * 100.0) / 100.0;
   const double high = 1.0;
   ImGui::BeginDisabled(edit.result() == nullptr);
-  if (ImGui::Button("<###gamma-down")) edit.step_gamma(-1);
+  if (ImGui::Button("<###gamma-down")) edit.step_gamma(-1, state.range);
   ImGui::SetItemTooltip("the next smaller gamma that lets another head reuse");
   ImGui::SameLine();
-  if (ImGui::Button(">###gamma-up")) edit.step_gamma(1);
+  if (ImGui::Button(">###gamma-up")) edit.step_gamma(1, state.range);
   ImGui::SetItemTooltip("the next larger gamma that stops a head from reusing");
   ImGui::EndDisabled();
   ImGui::SameLine();
   choice = edit.choice();
   ImGui::SetNextItemWidth(-70.0F * scale);
-  ImGui::SliderScalar("gamma###gamma", ImGuiDataType_Double, &choice.gamma, &low, &high, "%.5f");
+  double gamma = choice.gamma_of(state.range.value_or(0));
+  ImGui::SliderScalar("gamma###gamma", ImGuiDataType_Double, &gamma, &low, &high, "%.5f");
   ImGui::SetItemTooltip(
       "a head reuses if its similarity exceeds gamma; Ctrl+click: type a value from -1 to 1");
-  choice.gamma = std::clamp(choice.gamma, -1.0, 1.0);
   // The slider rounds; a gamma that was not moved keeps all its digits.
-  if (ImGui::IsItemEdited() || ImGui::IsItemDeactivatedAfterEdit()) after_slider(edit, choice);
+  if (!ImGui::IsItemEdited() && !ImGui::IsItemDeactivatedAfterEdit()) return;
+  choice.set_gamma(state.range, std::clamp(gamma, -1.0, 1.0));
+  after_slider(edit, choice);
 }
 
 void draw_tau(CalibrationEdit& edit, float scale) {
@@ -306,8 +310,9 @@ void draw_calibration_panel(PanelContext& context) {
   if (edit == nullptr) return;
   state.last_frame = ImGui::GetFrameCount();
   draw_sources(model, state, keep_sources(state));
-  edit->set_sums(obtain_sums(model, state, edit->choice().tau));
-  draw_gamma(*edit, context.scale);
+  edit->set_sums(obtain_sums(model, state, edit->choice()));
+  draw_calibration_measure(model, state, *edit, context.scale);
+  draw_gamma(state, *edit, context.scale);
   draw_tau(*edit, context.scale);
   draw_targets(model, state, *edit, context.scale);
   ImGui::SameLine();

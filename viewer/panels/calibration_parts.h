@@ -20,9 +20,12 @@ struct CalibrationState {
   std::set<std::size_t> left_out;                ///< documents that the user deselected
   std::vector<CalibrationSource> sources;        ///< as they were when the pass was requested
   bool from_summary = false;
-  bool stopped = false;         ///< the pass was cancelled
-  bool large_accepted = false;  ///< the user agreed to a large read
-  bool against_flops = false;   ///< the curve's axis is FLOPs, not bytes
+  std::optional<std::size_t> range;  ///< of steps, which gamma and grid are of; unset: all
+  std::string ranges;                ///< as typed: "2-4,5-8"
+  StepRanges ranges_shown;           ///< that text stands for
+  bool stopped = false;              ///< the pass was cancelled
+  bool large_accepted = false;       ///< the user agreed to a large read
+  bool against_flops = false;        ///< the curve's axis is FLOPs, not bytes
   bool show_in_heads = true;
   std::string path;                    ///< where to save
   std::string saved_path;              ///< a file written by this window is replaced without asking
@@ -35,6 +38,7 @@ struct CalibrationState {
   std::vector<CalibrationSource> available;
   std::optional<ReuseModel> model;
   std::shared_ptr<const CalibrationSums> grid_of;
+  std::optional<std::size_t> grid_range;
   std::shared_ptr<const MatrixPayload> grid;
 };
 
@@ -48,6 +52,10 @@ bool calibration_in_use(const CalibrationState& state);
 /// marks.
 std::vector<CellMark> reuse_marks_of_trace(const ViewModel& model, CalibrationState& state);
 
+/// Draws the ranges of steps, the reference and the bound, which calibrate takes as --by-step,
+/// --reference and --lse-bound.
+void draw_calibration_measure(ViewModel& model, CalibrationState& state, CalibrationEdit& edit,
+                              float scale);
 /// Draws the savings and errors as text, warnings, and differences from the loaded file.
 void draw_calibration_result(const CalibrationEdit& edit, bool dark);
 /// Heads of the model by similarity; a click pins.

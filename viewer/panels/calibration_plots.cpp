@@ -12,46 +12,86 @@
 namespace blockscope {
 namespace {
 
-CellMark mark_of(const CalibrationEdit& edit, std::size_t layer, std::size_t head) {
-  const bool reuse = edit.result()->reuse[layer][head];
+/// Whether the head reuses in this range of steps, or in all.
+bool reuses(const Calibration& result, const std::optional<std::size_t>& range, std::size_t layer,
+            std::size_t head) {
+  if (range) return result.reuse.heads[*range][layer][head];
+  return std::ranges::all_of(result.reuse.heads,
+                             [&](const HeadMatrix<bool>& mask) { return bool{mask[layer][head]}; });
+}
+
+/// The similarity in this range of steps, or the least of all.
+double similarity_of(const CalibrationSums& sums, const std::optional<std::size_t>& range,
+                     std::size_t layer, std::size_t head) {
+  if (range) return sums.similarity[*range][layer][head];
+  double least = kNotMeasured;
+  for (const HeadMatrix<double>& matrix : sums.similarity)
+    least = std::fmin(least, matrix[layer][head]);
+  return least;
+}
+
+CellMark mark_of(const CalibrationEdit& edit, const std::optional<std::size_t>& range,
+                 std::size_t layer, std::size_t head) {
+  const bool reuse = reuses(*edit.result(), range, layer, head);
   const bool pinned =
       edit.pin_of(static_cast<std::int64_t>(layer), static_cast<std::int64_t>(head)).has_value();
   if (reuse) return pinned ? CellMark::frame_dot : CellMark::frame;
   return pinned ? CellMark::dim_cross : CellMark::dim;
 }
 
-std::shared_ptr<const MatrixPayload> similarity_grid(const CalibrationSums& sums) {
+std::shared_ptr<const MatrixPayload> similarity_grid(const CalibrationSums& sums,
+                                                     const std::optional<std::size_t>& range) {
   SimilarityMatrix matrix;
   matrix.rows = static_cast<std::size_t>(sums.model.layers);
   matrix.columns = static_cast<std::size_t>(sums.model.heads);
-  for (const std::vector<double>& row : sums.similarity) {
-    for (const double value : row) matrix.values.push_back(static_cast<float>(value));
+  for (std::size_t layer = 0; layer < matrix.rows; ++layer) {
+    for (std::size_t head = 0; head < matrix.columns; ++head) {
+      matrix.values.push_back(static_cast<float>(similarity_of(sums, range, layer, head)));
+    }
   }
   return with_range(std::move(matrix));
 }
 
-std::string head_text(const CalibrationEdit& edit, std::size_t layer, std::size_t head) {
+/// The measurements of a head in one range of steps.
+std::string range_text(const CalibrationSums& sums, std::size_t range, std::size_t layer,
+                       std::size_t head) {
+  std::string text;
+  if (sums.ranges.size() > 1) text = fmt::format("steps from {}: ", sums.ranges.first[range]);
+  const double similarity = sums.similarity[range][layer][head];
+  if (std::isnan(similarity)) return text + "no step pair, so it never reuses\n";
+  const double error = sums.standard_error[range][layer][head];
+  text += fmt::format("similarity {:.5f} \u00B1 {} (standard error, n = {} step pairs)\n",
+                      similarity, std::isnan(error) ? "?" : fmt::format("{:.5f}", error),
+                      sums.count[range][layer][head]);
+  text += fmt::format("5th percentile {:.5f}", sums.p5[range][layer][head]);
+  if (!sums.lse_drift.empty()) {
+    text += fmt::format(", mean change of L_out {:.5f}", sums.lse_drift[range][layer][head]);
+  }
+  return text + "\n";
+}
+
+std::string head_text(const CalibrationEdit& edit, const std::optional<std::size_t>& range,
+                      std::size_t layer, std::size_t head) {
   const CalibrationSums& sums = *edit.sums();
   std::string text = fmt::format("layer {}, head {}\n", layer, head);
-  if (std::isnan(sums.similarity[layer][head])) {
+  if (std::isnan(similarity_of(sums, range, layer, head))) {
     return text + "not recorded: without a similarity, it never reuses";
   }
-  const double error = sums.standard_error[layer][head];
-  text +=
-      fmt::format("similarity {:.5f} \u00B1 {} (standard error, n = {} step pairs)\n",
-                  sums.similarity[layer][head],
-                  std::isnan(error) ? "?" : fmt::format("{:.5f}", error), sums.count[layer][head]);
-  text += fmt::format("5th percentile {:.5f}\n", sums.p5[layer][head]);
+  for (std::size_t r = 0; r < sums.ranges.size(); ++r) {
+    if (!range || *range == r) text += range_text(sums, r, layer, head);
+  }
   const Calibration* result = edit.result();
   if (result == nullptr) return text;
-  const char* now = result->reuse[layer][head] ? "reuses" : "recomputes";
-  const char* other = result->reuse[layer][head] ? "recompute" : "reuse";
+  const bool reuse = reuses(*result, range, layer, head);
+  const char* now = reuse ? "reuses" : "recomputes";
+  const char* other = reuse ? "recompute" : "reuse";
   const char* whose = result->granularity == ReuseGranularity::kv_group ? "its KV head" : "it";
   const auto pin = edit.pin_of(static_cast<std::int64_t>(layer), static_cast<std::int64_t>(head));
   text +=
       pin ? fmt::format("{}, because it is pinned\nclick: gamma decides for {} again", now, whose)
-          : fmt::format("{}, decided by gamma {:.6g}\nclick: pins {} to {}", now, result->gamma,
-                        whose, other);
+          : fmt::format("{}, decided by gamma {:.6g}{}\nclick: pins {} to {}", now,
+                        result->gamma[range.value_or(0)],
+                        result->lse_bound ? " and the bound of L_out" : "", whose, other);
   return text + "\nright click: selects the head";
 }
 
@@ -113,7 +153,7 @@ void take_gamma_from_click(CalibrationEdit& edit, const Line& line) {
       line.gamma[i], line.saving[i], line.error[i]);
   if (!ImGui::IsMouseClicked(ImGuiMouseButton_Left)) return;
   CalibrationChoice choice = edit.choice();
-  choice.gamma = line.gamma[i];
+  choice.set_gamma({}, line.gamma[i]);
   edit.change(std::move(choice));
 }
 
@@ -123,9 +163,11 @@ void draw_calibration_grid(PanelContext& context, CalibrationEdit& edit, float w
                            float height) {
   CalibrationState& state = context.state.of<CalibrationState>();
   if (edit.sums() == nullptr) return;
-  if (state.grid_of.get() != edit.sums()) {
+  if (state.range && *state.range >= edit.sums()->ranges.size()) state.range.reset();
+  if (state.grid_of.get() != edit.sums() || state.grid_range != state.range) {
     state.grid_of = edit.shared_sums();
-    state.grid = similarity_grid(*edit.sums());
+    state.grid_range = state.range;
+    state.grid = similarity_grid(*edit.sums(), state.range);
   }
   HeatmapPlot plot;
   plot.id = "calibration";
@@ -135,11 +177,13 @@ void draw_calibration_grid(PanelContext& context, CalibrationEdit& edit, float w
   plot.unit = "cosine";
   plot.width = width;
   plot.height = height;
-  plot.tooltip = [&edit](const HeatmapHit& hit) { return head_text(edit, hit.row, hit.column); };
+  plot.tooltip = [&edit, range = state.range](const HeatmapHit& hit) {
+    return head_text(edit, range, hit.row, hit.column);
+  };
   if (edit.result() != nullptr) {
     for (std::size_t layer = 0; layer < state.grid->matrix.rows; ++layer) {
       for (std::size_t head = 0; head < state.grid->matrix.columns; ++head) {
-        plot.marks.push_back(mark_of(edit, layer, head));
+        plot.marks.push_back(mark_of(edit, state.range, layer, head));
       }
     }
   }
@@ -158,8 +202,8 @@ std::vector<CellMark> reuse_marks_of_trace(const ViewModel& model, CalibrationSt
   const TraceMeta& meta = model.overview()->info.meta;
   for (const std::int64_t layer : meta.layers) {
     for (const std::int64_t head : meta.heads) {
-      marks.push_back(
-          mark_of(*edit, static_cast<std::size_t>(layer), static_cast<std::size_t>(head)));
+      marks.push_back(mark_of(*edit, state.range, static_cast<std::size_t>(layer),
+                              static_cast<std::size_t>(head)));
     }
   }
   return marks;

@@ -41,11 +41,16 @@ void draw_calibration_result(const CalibrationEdit& edit, bool dark) {
   if (result == nullptr) return;
   const ReusePrediction& predicted = result->predicted;
   const ReusePoint& point = predicted.point;
+  const std::int64_t ranges = std::ssize(result->reuse.heads);
+  const std::int64_t heads = edit.model().layers * edit.model().heads * ranges;
   if (ImGui::BeginTable("result", 3, ImGuiTableFlags_SizingFixedFit)) {
-    row("heads that reuse",
-        fmt::format("{} of {}", point.heads, edit.model().layers * edit.model().heads),
-        fmt::format("{} pinned; {} without a similarity", result->pins.size(),
-                    edit.model().layers * edit.model().heads - result->trust.measured));
+    row("heads that reuse", fmt::format("{} of {}", point.heads, heads),
+        fmt::format("{}{} pinned; {} without a similarity",
+                    ranges > 1 ? fmt::format("over {} ranges of steps; ", ranges) : "",
+                    result->pins.size(), heads - result->trust.measured));
+    row("compared with", std::string(to_string(edit.sums()->reference)),
+        fmt::format("{}; tau counts {}", edit.sums()->statistic,
+                    to_string(edit.sums()->tau_counts)));
     row("prefix bytes not read", percent(point.byte_saving),
         fmt::format("{} of {} keys are read", predicted.external_keys_read,
                     predicted.external_keys));

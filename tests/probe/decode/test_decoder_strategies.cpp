@@ -170,7 +170,7 @@ TEST_P(EveryStrategy, FlashBlockWithTauOneOrWithoutHeadsEqualsExact) {
   const DecodeOptions options = options_with(GetParam());
   const std::vector<DecodeRequest> requests{tiny_request(0, 9, 14), tiny_request(1, 22, 7)};
   const auto exact = decode_exact(model, options, requests);
-  const std::vector<std::vector<bool>> nobody(2, std::vector<bool>(4, false));
+  const ReuseMasks nobody{{}, {HeadMatrix<bool>(2, std::vector<bool>(4, false))}};
   // With tau 1 only a step after one that changed nothing reuses: its pair is the exact one.
   for (auto& policy :
        {make_flashblock_policy({2, 4, {1}, {}}), make_flashblock_policy({2, 4, {100}, nobody})}) {

@@ -77,9 +77,8 @@ SelectionOptions selection(int64_t k, bool residual = false) {
 
 FlashBlockOptions flashblock(int64_t tau, bool calibrated) {
   const ModelConfig config = tiny_config();
-  FlashBlockOptions options{
-      config.num_layers, config.num_heads, {static_cast<double>(tau)}, {}};
-  if (calibrated) options.reuse = {{true, false, true, true}, {false, false, false, false}};
+  FlashBlockOptions options{config.num_layers, config.num_heads, {static_cast<double>(tau)}, {}};
+  if (calibrated) options.reuse.heads = {{{true, false, true, true}, {false, false, false, false}}};
   return options;
 }
 

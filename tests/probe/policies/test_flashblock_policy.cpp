@@ -109,11 +109,61 @@ TEST(FlashBlockPolicy, LeavesTheCachedPairWhenItReusesAndReplacesItWhenItRecompu
   }
 }
 
+TEST(FlashBlockPolicy, AHeadTakesThePairOfItsOwnLastReadAsTheMasksOfTheStepsSay) {
+  at::manual_seed(5);
+  // Head 0 reuses always, head 1 from step 4 on, head 2 at steps 2 and 3, head 3 never.
+  const HeadMatrix<bool> early(kLayers, {true, false, true, false});
+  const HeadMatrix<bool> late(kLayers, {true, true, false, false});
+  const auto policy = make_flashblock_policy({kLayers, kHeads, {100}, {{{1, 4}}, {early, late}}});
+  std::vector<at::Tensor> exact;
+  std::vector<at::Tensor> used;
+  std::vector<bool> repeats;
+  for (int64_t step = 1; step <= 5; ++step) {
+    Pass pass(1, 6);
+    pass.at_step(0, step, step == 1 ? 0 : 1);
+    policy->begin_pass(pass.context);
+    repeats.push_back(policy->repeats().has_value());
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      const AttentionParts parts = policy->attend(pass.input(layer), pass.external());
+      if (layer == 1) used.push_back(parts.external);
+    }
+    exact.push_back(pass.exact(1).external);
+  }
+  const std::vector<std::vector<size_t>> source{
+      {0, 0, 0, 0}, {0, 1, 0, 1}, {0, 2, 0, 2}, {0, 2, 3, 3}, {0, 2, 4, 4}};
+  for (size_t step = 0; step < source.size(); ++step) {
+    for (size_t head = 0; head < 4; ++head) {
+      EXPECT_TRUE(same(used[step][0][static_cast<int64_t>(head)],
+                       exact[source[step][head]][0][static_cast<int64_t>(head)]))
+          << "step " << step + 1 << ", head " << head;
+    }
+  }
+  // Steps 2 and 3 keep the new pair of head 1; from step 4 on nothing is kept any more.
+  EXPECT_EQ(repeats, (std::vector<bool>{false, false, false, true, true}));
+}
+
+TEST(FlashBlockPolicy, PassesOfTwoRangesOfStepsAreNotOneGraph) {
+  const HeadMatrix<bool> some(kLayers, {true, true, false, false});
+  const HeadMatrix<bool> fewer(kLayers, {true, false, false, false});
+  const auto policy = make_flashblock_policy({kLayers, kHeads, {100}, {{{1, 3}}, {some, fewer}}});
+  std::vector<std::optional<std::vector<int64_t>>> keys;
+  for (int64_t step = 1; step <= 4; ++step) {
+    Pass pass(1, 6);
+    pass.at_step(0, step, step == 1 ? 0 : 1);
+    policy->begin_pass(pass.context);
+    keys.push_back(policy->repeats());
+  }
+  EXPECT_FALSE(keys[0].has_value());
+  EXPECT_TRUE(keys[1].has_value() && keys[2].has_value());
+  EXPECT_NE(keys[1], keys[2]);
+  EXPECT_EQ(keys[2], keys[3]);
+}
+
 TEST(FlashBlockPolicy, FollowsTheMaskPerLayerAndHead) {
   at::manual_seed(4);
   const std::vector<std::vector<bool>> mask{{true, false, true, true},
                                             {false, false, false, false}};
-  const auto policy = make_flashblock_policy({kLayers, kHeads, {5}, mask});
+  const auto policy = make_flashblock_policy({kLayers, kHeads, {5}, {{}, {mask}}});
   Pass first(1, 6);
   first.at_step(0, 1, 0);
   policy->begin_pass(first.context);

@@ -174,7 +174,7 @@ TEST_F(VerifyPolicies, APairIsReplayedOnTheReferencesRun) {
 TEST_F(VerifyPolicies, FlashBlockWithoutAFileReusesEveryHead) {
   const PolicySetting all = setting("flashblock,tau=3");
   ASSERT_TRUE(all.reuse.has_value());
-  EXPECT_EQ(all.reuse->reuse, every(true));
+  EXPECT_EQ(all.reuse->reuse, (ReuseMasks{{}, {every(true)}}));
   EXPECT_EQ(all.label, "flashblock,tau=3");
   EXPECT_EQ(setting("flashblock").label, "flashblock,tau=2");
 }

@@ -15,9 +15,9 @@ namespace {
 
 using namespace testing;  // NOLINT: the helpers of this folder
 
-ReuseMask random_mask(uint64_t seed) {
+HeadMatrix<bool> random_mask(uint64_t seed) {
   SeededRandom random(seed);
-  ReuseMask mask = every(true);
+  HeadMatrix<bool> mask = every(true);
   for (auto& layer : mask) {
     for (size_t head = 0; head < layer.size(); ++head) layer[head] = random.integer(0, 3) > 0;
   }
@@ -94,7 +94,7 @@ TEST_F(VerifyRunTest, CountsByHand) {
 }
 
 TEST_F(VerifyRunTest, FirstOrderErrorStaysWhereAHeadReuses) {
-  ReuseMask last_layer = every(false);
+  HeadMatrix<bool> last_layer = every(false);
   last_layer[1][3] = true;
   const SettingResult own = verify({setting(3, last_layer)}).settings.front();
   for (size_t head = 0; head < 8; ++head) {
@@ -114,7 +114,7 @@ TEST_F(VerifyRunTest, FirstOrderErrorStaysWhereAHeadReuses) {
 }
 
 TEST_F(VerifyRunTest, AReuseInTheFirstLayerReachesTheSecond) {
-  ReuseMask first_layer = every(false);
+  HeadMatrix<bool> first_layer = every(false);
   first_layer[0] = std::vector<bool>(4, true);
   const SettingResult own = verify({setting(3, first_layer)}).settings.front();
   for (size_t head = 4; head < 8; ++head) {

@@ -131,6 +131,8 @@ TEST(QuantileTest, InterpolatesAsNumpyDoes) {
   EXPECT_DOUBLE_EQ(quantile_of(one, 0.95), 7.0);
 }
 
+ReuseMasks one_mask(HeadMatrix<bool> heads) { return {{}, {std::move(heads)}}; }
+
 // Two blocks: N = 8 and N = 12. M of the later steps: 1, 3, 0 and 2.
 std::vector<PassRow> two_blocks() {
   std::vector<PassRow> rows{{false, 2, 1, 8, 0},  {false, 2, 2, 8, 1}, {false, 2, 3, 8, 3},
@@ -147,7 +149,7 @@ std::vector<PassRow> two_blocks() {
 
 TEST(PredictedReadsTest, FollowsTheRuleStepByStep) {
   const ReadShape shape{1, 2, 1};
-  const ReuseMask all{{true, true}};
+  const ReuseMasks all = one_mask({{true, true}});
   const auto read = [&](double tau, ReuseCount count) {
     return predicted_reads(two_blocks(), {tau, count}, all, shape).total_read();
   };
@@ -171,11 +173,10 @@ TEST(PredictedReadsTest, ReadsOnlyChangedRowsIfAsked) {
   const ReadShape shape{1, 1, 1};
   const auto reads = [&](double tau) {
     const ReuseRule rule{tau, ReuseCount::since_read, ReuseRefresh::rows};
-    return predicted_reads(two_blocks(), rule, {{true}}, shape);
+    return predicted_reads(two_blocks(), rule, one_mask({{true}}), shape);
   };
   // Two first steps with 16 rows; then 1 row, 3 rows, none; 2 rows.
-  EXPECT_EQ(reads(1).products[0] - reads(1).products_skipped[0],
-            8 * (16 + 1 + 3) + 12 * (16 + 2));
+  EXPECT_EQ(reads(1).products[0] - reads(1).products_skipped[0], 8 * (16 + 1 + 3) + 12 * (16 + 2));
   EXPECT_EQ(reads(1).total_read(), 48);
   // Step 2 reuses; step 3 reads the 3 rows that both steps changed.
   EXPECT_EQ(reads(2).products[0] - reads(2).products_skipped[0], 8 * (16 + 3) + 12 * (16 + 2));
@@ -187,7 +188,7 @@ TEST(PredictedReadsTest, CountsTokensDecidedAsMaskAgain) {
   std::vector<PassRow> rows = two_blocks();
   rows[3].decided = 2;  // step 3 decided two tokens as [MASK]: M of step 4 is 0
   const auto read = [&](ReuseCount count) {
-    return predicted_reads(rows, {2, count}, {{true}}, {1, 1, 1}).total_read();
+    return predicted_reads(rows, {2, count}, one_mask({{true}}), {1, 1, 1}).total_read();
   };
   EXPECT_EQ(read(ReuseCount::step), 40);
   EXPECT_EQ(read(ReuseCount::since_read), 48);
@@ -195,7 +196,7 @@ TEST(PredictedReadsTest, CountsTokensDecidedAsMaskAgain) {
 
 TEST(PredictedReadsTest, AKvHeadIsReadUnlessItsWholeGroupReuses) {
   const ReadShape shape{2, 4, 2};
-  const ReuseMask mask{{true, true, true, false}, {false, false, true, true}};
+  const ReuseMasks mask = one_mask({{true, true, true, false}, {false, false, true, true}});
   const ExternalReads reads = predicted_reads(two_blocks(), {4, ReuseCount::step}, mask, shape);
   EXPECT_EQ(reads.rows, (std::vector<int64_t>{56, 56, 56, 56}));
   EXPECT_EQ(reads.rows_read, (std::vector<int64_t>{20, 56, 56, 20}));
@@ -208,8 +209,38 @@ TEST(PredictedReadsTest, AKvHeadIsReadUnlessItsWholeGroupReuses) {
   EXPECT_DOUBLE_EQ(reads.flops_avoided(48), 4.0 * 16 * 48 * 5 * 36);
 }
 
+TEST(PredictedReadsTest, AStepReadsByTheMaskOfItsRange) {
+  const ReadShape shape{1, 2, 2};
+  // Head 0 reuses at steps 2 and 3, head 1 from step 3 on.
+  const ReuseMasks masks{{{1, 3, 4}}, {{{true, false}}, {{true, true}}, {{false, true}}}};
+  const ExternalReads reads = predicted_reads(two_blocks(), {9}, masks, shape);
+  // The first block's steps 1 to 4 read 8 keys each, the second block's 1 and 2 read 12.
+  EXPECT_EQ(reads.rows_read, (std::vector<int64_t>{8 + 8 + 12, 8 + 8 + 12 + 12}));
+  EXPECT_EQ(reads.products_skipped, (std::vector<int64_t>{16 * (8 + 8 + 12), 16 * (8 + 8)}));
+}
+
+TEST(PredictedReadsTest, AnErrorBoundReadsWhenTheRowsSinceTheReadAreTooWrong) {
+  std::vector<PassRow> rows = two_blocks();
+  for (PassRow& row : rows) {  // the decided rows of two_blocks are the first ones
+    row.masked.assign(16, true);
+    std::fill_n(row.masked.begin(), 3, false);
+  }
+  const auto read = [&](double bound, double decided) {
+    const ErrorBound rule{bound, {{1, 3}}, {{0.01, 0.0, decided}, {0.01, 0.0, 4.0 * decided}}};
+    return predicted_reads(rows, {}, one_mask({{true}}), {1, 1, 1}, rule).total_read();
+  };
+  // 13 masks alone: sqrt(13 * 0.01 / 16) = 0.0901.
+  EXPECT_EQ(read(0.09, 0.0), 56);
+  EXPECT_EQ(read(0.0902, 0.0), 8 + 12);
+  // Step 2 has one decided row (0.25: sqrt(0.38 / 16) = 0.154), step 3 three (1.0 each in its
+  // range: 0.442), step 4 the same three if step 3 reused, or none.
+  EXPECT_EQ(read(0.16, 0.25), 8 + 8 + 12 + 12);
+  EXPECT_EQ(read(0.45, 0.25), 8 + 12);
+  EXPECT_EQ(read(0.45, kNaN), 8 + 8 + 8 + 12 + 12);  // what was not measured can't be predicted
+}
+
 TEST(PredictedReadsTest, NoRowsNoSaving) {
-  const ExternalReads reads = predicted_reads({}, {2}, {{true}}, {1, 1, 1});
+  const ExternalReads reads = predicted_reads({}, {2}, one_mask({{true}}), {1, 1, 1});
   EXPECT_EQ(reads.total_rows(), 0);
   EXPECT_DOUBLE_EQ(reads.saving(), 0.0);
   EXPECT_DOUBLE_EQ(reads.saving_with_commits(), 0.0);
@@ -217,10 +248,10 @@ TEST(PredictedReadsTest, NoRowsNoSaving) {
 
 ReuseFile calibrated() {
   ReuseFile file;
-  file.similarity = {{0.2, 0.95, 0.99, 0.5}};
-  file.gamma = 0.9;
+  file.similarity = {{{0.2, 0.95, 0.99, 0.5}}};
+  file.gamma = {0.9};
   file.tau = 3;
-  file.reuse = {{false, true, true, false}};
+  file.reuse = one_mask({{false, true, true, false}});
   file.predicted = ReusePrediction{};
   file.predicted->point.byte_saving = 0.4;
   ReusePoint two_heads;
@@ -248,10 +279,10 @@ TEST(ReuseSettingsTest, TheFileComesFirstThenEveryTauBesideEveryGamma) {
   EXPECT_EQ(settings[0].reuse, calibrated().reuse);
   EXPECT_EQ(settings[0].file_predicts, 0.4);
   EXPECT_EQ(settings[1].tau, 2);
-  EXPECT_EQ(settings[1].reuse, (ReuseMask{{false, true, true, false}}));
+  EXPECT_EQ(settings[1].reuse, one_mask({{false, true, true, false}}));
   EXPECT_EQ(settings[1].file_predicts, 0.25);  // the same mask as gamma = 0.94 makes
   EXPECT_EQ(settings[2].gamma, 0.95);
-  EXPECT_EQ(settings[2].reuse, (ReuseMask{{false, false, true, false}}));  // strictly greater
+  EXPECT_EQ(settings[2].reuse, one_mask({{false, false, true, false}}));  // strictly greater
   EXPECT_FALSE(settings[2].file_predicts.has_value());
   EXPECT_EQ(settings[3].tau, 4);
   EXPECT_FALSE(settings[3].file_predicts.has_value());
@@ -262,8 +293,27 @@ TEST(ReuseSettingsTest, PinsOfTheFileHoldAtEveryGamma) {
   file.pins = {{0, 0, true}, {0, 2, false}};
   const auto settings = reuse_settings(sweep_flags({2}, {0.6, 0.95}), file, 2);
   ASSERT_EQ(settings.size(), 3U);
-  EXPECT_EQ(settings[1].reuse, (ReuseMask{{true, true, false, false}}));
-  EXPECT_EQ(settings[2].reuse, (ReuseMask{{true, false, false, false}}));
+  EXPECT_EQ(settings[1].reuse, one_mask({{true, true, false, false}}));
+  EXPECT_EQ(settings[2].reuse, one_mask({{true, false, false, false}}));
+}
+
+TEST(ReuseSettingsTest, ASweepKeepsTheRangesAndTheBoundOfTheFile) {
+  ReuseFile file = calibrated();
+  file.reuse.ranges.first = {1, 3};
+  file.similarity.push_back({{0.97, 0.1, 0.99, 0.99}});
+  file.lse_bound = 0.1;
+  file.lse_drift = {{{0.0, 0.1, 0.2, 0.0}}, {{0.0, 0.0, 0.0, kNotMeasured}}};
+  file.gamma = {0.9, 0.95};
+  file.reuse.heads = reuse_masks(file, file.gamma).heads;
+  const auto settings = reuse_settings(sweep_flags({2}, {0.6, 0.98}), file, 2);
+  ASSERT_EQ(settings.size(), 3U);
+  EXPECT_FALSE(settings[0].gamma.has_value());  // two gammas
+  EXPECT_EQ(settings[0].heads(), 1 + 2);
+  EXPECT_EQ(settings[1].reuse,
+            (ReuseMasks{{{1, 3}}, {{{false, true, false, false}}, {{true, false, true, false}}}}));
+  EXPECT_EQ(
+      settings[2].reuse,
+      (ReuseMasks{{{1, 3}}, {{{false, false, false, false}}, {{false, false, true, false}}}}));
 }
 
 TEST(ReuseSettingsTest, WithoutGammasTheFilesCurveGivesThemEvenlyInItsSaving) {
@@ -296,14 +346,14 @@ TEST(ReuseSettingsTest, TauOfTheFlagBeatsTheFilesAndItsPrediction) {
   EXPECT_EQ(settings[0].tau, 2);
   EXPECT_EQ(settings[0].file_predicts, 0.25);
   ReuseFile by_hand;
-  by_hand.reuse = {{true, true, false, false}};
+  by_hand.reuse = one_mask({{true, true, false, false}});
   EXPECT_EQ(reuse_settings({}, by_hand, 2).front().tau, 2);
   EXPECT_FALSE(reuse_settings({}, by_hand, 2).front().file_predicts.has_value());
 }
 
 TEST(ReuseSettingsTest, RefusesWhatMakesNoSense) {
   ReuseFile by_hand;
-  by_hand.reuse = {{true, true, false, false}};
+  by_hand.reuse = one_mask({{true, true, false, false}});
   EXPECT_THROW(reuse_settings(sweep_flags({2}, {0.5}), by_hand, 2), CalibrationError);
   EXPECT_NO_THROW(check_setting_flags(sweep_flags({1}, {-1.0, 1.0})));
   for (const double gamma : {-1.01, 1.01, kNaN}) {

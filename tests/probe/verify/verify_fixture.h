@@ -14,7 +14,7 @@
 
 namespace blockscope::testing {
 
-inline ReuseMask every(bool reuse) {
+inline HeadMatrix<bool> every(bool reuse) {
   return {std::vector<bool>(4, reuse), std::vector<bool>(4, reuse)};
 }
 
@@ -40,7 +40,7 @@ class VerifyRunTest : public ::testing::Test {
     return verify_policies(input, policy_setting(reference, model_), settings,
                            [](double, const std::string&) {});
   }
-  PolicySetting setting(int64_t tau, ReuseMask mask) const {
+  PolicySetting setting(int64_t tau, HeadMatrix<bool> mask) const {
     PolicyOptions flags;
     flags.policy = "flashblock";
     flags.tau = tau;
