@@ -26,6 +26,10 @@ def test_calibrate_writes_what_the_command_writes(trace, tmp_path):
         (dict(gamma=0.9), ["--gamma", 0.9]),
         (dict(saving=0.3, granularity="kv-group", tau=3), ["--saving", 0.3, "--granularity", "kv-group", "--tau", 3]),
         (dict(max_error=0.5, from_summary=True), ["--max-error", 0.5, "--from-summary"]),
+        (dict(gamma=0.1, reference="kept", lse_bound=0.9, by_step="2-3,4"),
+         ["--gamma", 0.1, "--reference", "kept", "--lse-bound", 0.9, "--by-step=2-3,4"]),
+        (dict(gamma=0.1, reference="kept", by_step=True, provisional=True),
+         ["--gamma", 0.1, "--reference", "kept", "--by-step", "--provisional"]),
     ]
     for choices, flags in cases:
         found = trace.calibrate(**choices)
@@ -37,7 +41,11 @@ def test_calibrate_writes_what_the_command_writes(trace, tmp_path):
         np.testing.assert_array_equal(found.reuse, content["reuse"])
         heads = found.heads
         np.testing.assert_array_equal(heads.similarity.values, np.array(content["similarity"], float))
-        assert heads.reuse.dims == ("layer", "head") and heads["count"].dtype == np.int64
+        ranges = content.get("step_ranges")
+        assert heads.reuse.dims == (("step_range",) if ranges else ()) + ("layer", "head")
+        assert heads["count"].dtype == np.int64 and ("lse_drift" in heads) == ("lse_bound" in choices)
+        assert ranges is None or heads.step_range.values.tolist() == [first for first, _ in ranges]
+        assert found.step_ranges == (ranges and [tuple(pair) for pair in ranges])
         assert found.predicted == content["predictions"]["chosen"] and repr(found)
     found.save(tmp_path / "mine.json")
     with pytest.raises(FileExistsError):
@@ -49,7 +57,11 @@ def test_calibrate_writes_what_the_command_writes(trace, tmp_path):
 def test_a_calibration_needs_one_choice_that_is_in_reach(trace, tmp_path):
     for choices, words in [(dict(), "exactly one"), (dict(gamma=0.5, saving=0.5), "exactly one"),
                            (dict(gamma=3.0), "gamma"), (dict(gamma=0.5, tau=0), "tau"),
-                           (dict(gamma=0.5, granularity="layer"), "granularity")]:
+                           (dict(gamma=0.5, granularity="layer"), "granularity"),
+                           (dict(gamma=0.5, reference="first"), "reference"),
+                           (dict(gamma=0.5, by_step="2-4,6"), "by_step: expected ranges without a gap"),
+                           (dict(gamma=0.5, provisional=True), "provisional"),
+                           (dict(saving=0.1, reference="kept", provisional=True), "provisional")]:
         with pytest.raises(blockscope.UsageError, match=words):
             trace.calibrate(**choices)
     unnamed = blockscope.open(make(tmp_path / "unnamed.h5"))

@@ -28,8 +28,10 @@ SAME_WHEN_NOTHING_IS_REUSED = [
     "/steps/step", "/steps/context_length", "/steps/changed", "/steps/masks_left"]
 
 
-def check_rule(trace, spec, tau, mask, count="since_read"):
-    """Every head of every row: reused or not, and if reused, whose pair. -> (reused, fresh)"""
+def check_rule(trace, spec, tau, mask, count="since_read", starts=(1,)):
+    """Every head of every row: reused or not, and if reused, whose pair. mask: [layers, heads], or
+    [ranges, layers, heads] for ranges that begin with the steps `starts`. -> (reused, fresh)"""
+    mask = np.asarray(mask).reshape(len(starts), spec["layers"], spec["heads"])
     kinds, steps = trace.rows("/steps/kind"), trace.rows("/steps/step")
     changed, counts = trace.rows("/steps/changed"), [0, 0]
     since_read, rows_read = trace.rows("/steps/since_read"), trace.rows("/steps/rows_read")
@@ -45,7 +47,8 @@ def check_rule(trace, spec, tau, mask, count="since_read"):
                             f"row {row}: rows_read {rows_read[row]}")
             since = counted if may else 0
             reused = trace.file["/attention/reused"][row].astype(bool)
-            harness.require(np.array_equal(reused, mask & may),
+            here = mask[np.searchsorted(starts, steps[row], side="right") - 1]
+            harness.require(np.array_equal(reused, here & may),
                             f"row {row}, step {steps[row]}, M {changed[row]}: {reused}")
             output = trace.file["/attention/external"][row]
             lse = trace.file["/attention/lse_external"][row]
@@ -55,7 +58,15 @@ def check_rule(trace, spec, tau, mask, count="since_read"):
                                 and np.array_equal(lse[reused], before[1][reused]),
                                 f"row {row}: a reused head carries another pair than its source")
                 counts[0] += int(reused.sum())
+                # The row of the head's own last read, by the rule or by its mask.
+                for layer, head in zip(*np.nonzero(reused)):
+                    first = own[layer, head]
+                    harness.require(
+                        np.array_equal(output[layer, head],
+                                       trace.file["/attention/external"][first][layer, head]),
+                        f"row {row}, layer {layer}, head {head}: not the pair of row {first}")
             counts[1] += int((~reused).sum())
+            own = np.where(reused, own if steps[row] > 1 else row, row)
             before = (output, lse)
     return counts
 
@@ -96,6 +107,45 @@ def write_reuse_file(path, trace, spec):
         "model": {"layers": spec["layers"], "heads": spec["heads"], "digest": model["digest"]},
         "reuse": mask.astype(bool).tolist()}))
     return mask.astype(bool)
+
+
+def write_file_by_step(path, trace, spec):
+    """Masks that differ between steps 1-2, 3-4 and from step 5 on: some heads read in one range and
+    reuse in the next, others the other way. Row errors for `bound`. -> masks, starts"""
+    model = trace.json("/model/json")
+    shape = (3, spec["layers"], spec["heads"])
+    masks = np.random.default_rng(3).random(shape) < 0.6
+    path.write_text(json.dumps({
+        "format": "blockscope-reuse", "format_version": 2,
+        "model": {"layers": spec["layers"], "heads": spec["heads"], "digest": model["digest"]},
+        "step_ranges": [[1, 2], [3, 4], [5, None]], "reuse": masks.tolist(),
+        "row_errors": [{"masks": 0.01 * (i + 1), "known": 0.0, "decided": 0.5 * (i + 1)}
+                       for i in range(3)]}))
+    return masks, [1, 3, 5]
+
+
+def check_bound(trace, masks, starts, bound):
+    """Every step reuses iff the error that its rows predict is below the bound. -> reusing steps"""
+    kinds, steps = trace.rows("/steps/kind"), trace.rows("/steps/step")
+    left, changed = trace.rows("/steps/masks_left"), trace.rows("/steps/changed")
+    rows_read = trace.rows("/steps/rows_read")
+    length = int(trace.file.attrs["block_length"])
+    reusing = [0, 0]
+    for index in range(trace.num_sequences):
+        for row in (int(r) for r in trace.rows_of(index) if kinds[r] == DENOISE):
+            # Without taking tokens back, every changed row is a decided one until the next read.
+            decided = changed[row] + (since if steps[row] > 1 else 0)
+            scale = np.searchsorted(starts, steps[row], side="right")
+            error = np.sqrt((left[row] * 0.01 * scale + decided * 0.5 * scale) / length)
+            may = bool(steps[row] > 1 and error < bound)
+            harness.require(abs(error - bound) > 1e-9, "a tie: choose another bound")
+            harness.require((rows_read[row] == 0) == may, f"row {row}: predicted {error:.3f}")
+            reused = trace.file["/attention/reused"][row].astype(bool)
+            harness.require(np.array_equal(reused, masks[scale - 1] & may), f"row {row}: {reused}")
+            since = decided if may else 0
+            reusing[int(may)] += int(steps[row] > 1)
+    harness.require(min(reusing) > 0, f"bound {bound}: all later steps decide alike: {reusing}")
+    return reusing[1]
 
 
 def run(folder, checkpoint, spec, *flags):
@@ -160,6 +210,18 @@ def main():
         check_shadow(trace, CASE, spec, worst)
         print(f"tau 3, every second head: {reused} of {reused + fresh} head rows reused")
         harness.require(reused > 0, "nothing was reused")
+        masks, starts = write_file_by_step(folder / "by_step.json", trace, spec)
+        for tau in (3, 100):
+            trace = run(folder, checkpoint, spec, "--policy",
+                        f"flashblock,tau={tau},reuse={folder / 'by_step.json'}", "--shadow")
+            reused, fresh = check_rule(trace, spec, tau, masks, starts=starts)
+            check_shadow(trace, CASE, spec, worst)
+            print(f"tau {tau}, masks by step: {reused} of {reused + fresh} head rows reused")
+            harness.require(reused > 0, "nothing was reused")
+        for bound in (0.4, 0.7):
+            trace = run(folder, checkpoint, spec, "--policy",
+                        f"flashblock,bound={bound},reuse={folder / 'by_step.json'}")
+            print(f"bound {bound}: {check_bound(trace, masks, starts, bound)} steps reuse")
         check_replay(folder, checkpoint, spec)
     for name, (count, error) in worst.errors.items():
         print(f"  {name:20} {count:8} values, largest error {error:.1e}")
