@@ -29,15 +29,16 @@ SplitAttentionSets split_attention_sets(const at::Tensor& q, const at::Tensor& k
 /// layer_statistics (step_statistics.h) of sequence `row`, without queries. All inputs are
 /// contiguous float32 on the CPU. internal [S, H, B, D] and lse_internal [S, H, B]. external and
 /// lse_external alike; none without a prefix. The previous step's outputs, or none. Each source
-/// with its lse; none without a prefix. -> external_mass [H], similarity_external [H],
-/// similarity_internal [H], each empty if an input is missing, and errors [source, H, 4] (e^2, |e|,
-/// reference^2, dot product); all float32.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> step_statistics(
+/// with its lse, and the kind of each row, [B] uint8 below 3, or [0]: the source is this step; none
+/// without a prefix. -> external_mass [H], similarity_external [H], similarity_internal [H], each
+/// empty if an input is missing, errors [source, H, 4] (e^2, |e|, reference^2, dot product), and
+/// kept [source, H, 3, 5] by kind (KeptSums; NaN if the source is this step); all float32.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> step_statistics(
     const std::optional<at::Tensor>& external, const std::optional<at::Tensor>& lse_external,
     const at::Tensor& internal, const at::Tensor& lse_internal,
     const std::optional<at::Tensor>& last_external, const std::optional<at::Tensor>& last_internal,
     const std::vector<at::Tensor>& sources, const std::vector<at::Tensor>& source_lses,
-    int64_t row);
+    const std::vector<at::Tensor>& source_kinds, int64_t row);
 
 /// Gaps between the unit vectors of x[row] and first[row] (step_statistics.h), both [S, H, B, D] of
 /// one float type -> gap [H], block_gap [H], float32.

@@ -57,6 +57,7 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.regions = entry<std::vector<std::string>>(from, "regions");
   meta.distance_bins = entry<std::int64_t>(from, "distance_bins");
   meta.has_answer_blocks = !meta.regions.empty();
+  meta.has_kept_pair = meta.level >= RecordLevel::summary;
   meta.has_set_norms = entry<bool>(from, "has_set_norms");
   meta.has_interventions = entry<bool>(from, "has_interventions");
   meta.map_layers = entry<std::vector<std::int64_t>>(from, "map_layers");
@@ -66,6 +67,20 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.run_json = to_string(entry<nb::bytes>(from, "run_json"));
   meta.pieces = to_strings(entry<std::vector<nb::bytes>>(from, "pieces"));
   return meta;
+}
+
+/// The kinds of the rows if the next step reuses the pair; none if it reads.
+std::vector<std::uint8_t> kinds_if_reused(KeptCounter& pair, std::int64_t step,
+                                          std::int64_t changed, std::int64_t decided,
+                                          const std::vector<bool>& masked,
+                                          const std::vector<bool>& changed_rows) {
+  if (masked.size() != changed_rows.size()) {
+    throw UsageError(
+        fmt::format("changed_rows: expected {} of them, one for each of `masked`, got {}",
+                    masked.size(), changed_rows.size()));
+  }
+  if (!pair.reuses(step, changed, decided, masked, changed_rows)) return {};
+  return pair.kinds();
 }
 
 const DatasetSpec& spec_at(const std::string& path) {
@@ -217,9 +232,10 @@ class WriterHandle {
   }
 
   /// scalars: sequence, pass, kind, block, block_start, step, context_length, changed,
-  /// since_read, rows_read, masks_left, recorded, pass_time_ns, and for the keys that the pass stored (level full) the first position
-  /// and the number. arrays: dataset, layer slot or -1, buffer. valid: [B]; empty: all. computed:
-  /// ranges for every layer; else by_layer has those of each layer.
+  /// since_read, rows_read, masks_left, recorded, pass_time_ns, and for the keys that the pass
+  /// stored (level full) the first position and the number. arrays: dataset, layer slot or -1,
+  /// buffer. valid: [B]; empty: all. computed: ranges for every layer; else by_layer has those of
+  /// each layer.
   void append_row(const std::vector<std::int64_t>& scalars,
                   const std::optional<Transfers>& transfers,
                   const std::optional<Transfers>& insertions, const Ranges& computed,
@@ -309,11 +325,12 @@ void bind_record(nb::module_& module) {
   module.attr("region_names") =
       nb::cast(std::vector<std::string>(kRegionNames.begin(), kRegionNames.end()));
   module.attr("distance_bins") = kDistanceBins;
-  nb::class_<ReuseCounter>(module, "ReuseCounter")
-      .def("__init__", [](ReuseCounter* self, double tau) { new (self) ReuseCounter({tau}); },
-           nb::arg("tau"))
-      .def("reuses", &ReuseCounter::reuses, nb::arg("step"), nb::arg("changed"),
-           nb::arg("decided"));
+  nb::class_<KeptCounter>(module, "KeptCounter")
+      .def(
+          "__init__", [](KeptCounter* self, double tau) { new (self) KeptCounter({tau}); },
+          nb::arg("tau"))
+      .def("reuses", &kinds_if_reused, nb::arg("step"), nb::arg("changed"), nb::arg("decided"),
+           nb::arg("masked"), nb::arg("changed_rows"));
   module.def("parse_index_set", &parse_index_set, nb::arg("text"), nb::arg("flag"),
              nb::arg("first"), nb::arg("end"));
   module.def(

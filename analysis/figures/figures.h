@@ -52,6 +52,11 @@ std::optional<ReportFigure> regions_over_steps(const MetricResult& result);
 /// Probability of the final token by layer and step. `result`: that of `blockscope lens`.
 std::optional<ReportFigure> lens_map(const MetricResult& result);
 
+/// Similarity to the kept A_out by its age, and the reuse error by kind of row. `result`:
+/// `kept_pair`. `similarity`: for the mean over adjacent steps, or nullptr.
+std::optional<ReportFigure> kept_by_age(const MetricResult& result,
+                                        const MetricResult* similarity = nullptr);
+
 /// One-step reuse error per layer, a line per tau. `result`: `reuse_error`.
 std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result);
 /// What gamma saves and costs, a line per tau.

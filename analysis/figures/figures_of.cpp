@@ -33,6 +33,7 @@ const std::map<std::string, Draw>& figure_table() {
       {"similarity", similarity_figures},
       {"external_mass", drawings(external_mass_map)},
       {"reuse_error", drawings(reuse_error_by_layer)},
+      {"kept_pair", drawings([](const MetricResult& result) { return kept_by_age(result); })},
       {"recall", drawings(recall_over_steps)},
       {"union_size", drawings(union_sizes)},
       {"entropy", drawings(entropy_map)},

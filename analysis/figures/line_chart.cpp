@@ -32,6 +32,10 @@ std::string x_range(const LineChart& chart) {
 
 }  // namespace
 
+bool has_values(const Curve& curve) {
+  return std::ranges::any_of(curve.y, [](double y) { return std::isfinite(y); });
+}
+
 std::string chart_commands(const LineChart& chart, const std::string& file) {
   std::string script = x_range(chart);
   const double headroom = 0.03 * (chart.y_upper - chart.y_lower);

@@ -19,6 +19,9 @@ struct Curve {
   double point_size = 0.45;  ///< 0: a line without markers
 };
 
+/// Whether some y is finite.
+bool has_values(const Curve& curve);
+
 struct LineChart {
   std::string x_label, y_label;  ///< enhanced text, with unit
   double y_lower = 0.0, y_upper = 1.0;

@@ -11,10 +11,6 @@
 namespace blockscope {
 namespace {
 
-bool has_values(const Curve& curve) {
-  return std::ranges::any_of(curve.y, [](double y) { return std::isfinite(y); });
-}
-
 /// A round number below the smallest gamma at which a head stops reusing. Below it nothing changes.
 std::optional<double> where_heads_differ(const std::vector<ReuseCurve>& curves) {
   double first = 1.0;

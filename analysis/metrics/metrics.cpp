@@ -11,6 +11,7 @@
 #include "analysis/metrics/estimation_accuracy.h"
 #include "analysis/metrics/external_mass_metric.h"
 #include "analysis/metrics/heads.h"
+#include "analysis/metrics/kept_pair.h"
 #include "analysis/metrics/query_statistics.h"
 #include "analysis/metrics/recall.h"
 #include "analysis/metrics/reuse_error.h"
@@ -205,6 +206,25 @@ const std::vector<MetricInfo>& all_metrics() {
        make_reuse_error,
        std::nullopt,
        {{"reuse error, tau 2", "relative_l2", "relative L2", nullptr, 2.0, "relative_l2_head"}}},
+      {"kept_pair",
+       "A_out and L_out compared with the kept pair, and the reuse error, by kind of row",
+       "summary",
+       true,
+       {kFromSummary, kTaus, kCount},
+       make_kept_pair,
+       std::nullopt,
+       {{"kept A_out, tau 2", "similarity_kept", "cosine", nullptr, 2.0, nullptr, "all"},
+        {"kept A_out, tau 2, masks", "similarity_kept", "cosine", nullptr, 2.0, nullptr, "masks"},
+        {"kept A_out, tau 2, known", "similarity_kept", "cosine", nullptr, 2.0, nullptr, "known"},
+        {"kept A_out, tau 2, decided", "similarity_kept", "cosine", nullptr, 2.0, nullptr,
+         "decided"},
+        {"change of L_out, tau 2", "lse_change", "nats", nullptr, 2.0, nullptr, "all"},
+        {"reuse error, tau 2, masks", "kept_error", "relative L2", nullptr, 2.0, "kept_error_head",
+         "masks"},
+        {"reuse error, tau 2, known", "kept_error", "relative L2", nullptr, 2.0, "kept_error_head",
+         "known"},
+        {"reuse error, tau 2, decided", "kept_error", "relative L2", nullptr, 2.0,
+         "kept_error_head", "decided"}}},
   };
   return metrics;
 }

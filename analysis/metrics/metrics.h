@@ -32,6 +32,7 @@ struct MetricView {
   double tau = 0.0;
   /// The array of the mean over all steps; nullptr: the mean of `array`.
   const char* by_head = nullptr;
+  const char* rows = nullptr;  ///< the shown element of the axis "rows"; nullptr: no such axis
 };
 
 struct MetricInfo {

@@ -12,15 +12,29 @@
 #include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
-namespace {
 
-/// Weight of the external side in the merge, exactly 0 if that side is empty (L_out = -inf). No
-/// attention has an LSE of +inf, so +inf gives NaN, which is counted.
 double external_weight(float lse_external, float lse_internal) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   if (lse_external == kInfinity || lse_internal == kInfinity) return kNaN;
   return 1.0 / (1.0 + std::exp(static_cast<double>(lse_internal) - lse_external));
 }
+
+std::vector<ReuseRule> reuse_rules(const std::vector<double>& taus, ReuseCount count) {
+  std::vector<ReuseRule> rules;
+  for (const double tau : taus) {
+    if (!(tau >= 1.0)) throw UsageError(fmt::format("tau: expected at least 1, got {}", tau));
+    rules.push_back({tau, count});
+  }
+  return rules;
+}
+
+std::ptrdiff_t summary_tau(const ReuseRule& rule, ReuseCount count) {
+  const auto* found = std::ranges::find(kReuseTaus, static_cast<float>(rule.tau));
+  const bool known = rule.count == count && found != kReuseTaus.end();
+  return known ? found - kReuseTaus.begin() : -1;
+}
+
+namespace {
 
 /// Sums over the channels of one position in float. Sums over positions are in double.
 ReuseErrorSums position_sums(const MergedRow& row, std::size_t channels) {
@@ -60,24 +74,12 @@ double ReuseErrorSums::cosine() const {
 
 ReuseErrorReader::ReuseErrorReader(const std::vector<double>& taus, ReuseCount count,
                                    bool from_summary)
-    : from_summary_(from_summary) {
-  for (const double tau : taus) {
-    if (!(tau >= 1.0)) throw UsageError(fmt::format("tau: expected at least 1, got {}", tau));
-    rules_.push_back({tau, count});
-  }
-}
+    : rules_(reuse_rules(taus, count)), from_summary_(from_summary) {}
 
 std::vector<double> ReuseErrorReader::taus() const {
   std::vector<double> taus;
   for (const ReuseRule& rule : rules_) taus.push_back(rule.tau);
   return taus;
-}
-
-/// Index of the rule in /summary/reuse_error, or -1.
-std::ptrdiff_t ReuseErrorReader::summary_index(const ReuseRule& rule) const {
-  const auto* found = std::ranges::find(kReuseTaus, static_cast<float>(rule.tau));
-  const bool known = rule.count == summary_count_ && found != kReuseTaus.end();
-  return known ? found - kReuseTaus.begin() : -1;
 }
 
 Needs ReuseErrorReader::begin_trace(const TraceReader& trace, const TraceShape& shape,
@@ -130,7 +132,8 @@ void ReuseErrorReader::read_stored(const StepView& step, Layer& layer) const {
   for (std::size_t t = 0; t < rules_.size(); ++t) {
     Tau& tau = layer.taus[t];
     // A recomputed step has the same sums for every tau: no error, only the output.
-    const std::ptrdiff_t index = tau.rule == Rule::recomputed ? 0 : summary_index(rules_[t]);
+    const std::ptrdiff_t index =
+        tau.rule == Rule::recomputed ? 0 : summary_tau(rules_[t], summary_count_);
     if (index < 0) {
       tau.rule = Rule::unknown;
       continue;

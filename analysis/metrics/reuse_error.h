@@ -23,6 +23,15 @@
 
 namespace blockscope {
 
+/// Weight of the external side in the merge, exactly 0 if that side is empty (L_out = -inf). No
+/// attention has an LSE of +inf, so +inf gives NaN.
+double external_weight(float lse_external, float lse_internal);
+
+/// A rule for each tau. Throws UsageError for tau < 1.
+std::vector<ReuseRule> reuse_rules(const std::vector<double>& taus, ReuseCount count);
+/// Index of the rule among kReuseTaus, or -1. count: that of the summaries.
+std::ptrdiff_t summary_tau(const ReuseRule& rule, ReuseCount count);
+
 /// Sums over positions and channels of one head. ref is the exact output.
 struct ReuseErrorSums {
   double squared = 0.0;    ///< sum e^2
@@ -90,7 +99,6 @@ class ReuseErrorReader {
   void read_arrays(const StepView& step, Layer& layer) const;
   void read_stored(const StepView& step, Layer& layer) const;
   std::vector<ReuseErrorSums> reference_sums(const StepView& step, const Scratch& scratch) const;
-  std::ptrdiff_t summary_index(const ReuseRule& rule) const;
 
   std::vector<ReuseRule> rules_;
   bool from_summary_ = false;

@@ -31,6 +31,7 @@ std::string_view level_of(Exists exists) {
     case Exists::summary:
     case Exists::spread:
     case Exists::answer_blocks:
+    case Exists::kept_pair:
       return "summary";
     case Exists::prompt_regions:
       return "summary --regions FILE";

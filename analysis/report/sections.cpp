@@ -108,6 +108,9 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
     section.note(reuse.missing);
   }
   section.add_from("reuse_error", reuse_error_by_layer);
+  section.add_from("kept_pair", [&](const MetricResult& result) {
+    return kept_by_age(result, metrics.find("similarity"));
+  });
   return section.take();
 }
 

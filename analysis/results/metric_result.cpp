@@ -149,4 +149,26 @@ ResultArray select(const ResultArray& array, const std::string& axis,
   return result;
 }
 
+ResultArray part_at(const ResultArray& array, const std::string& axis, const std::string& label) {
+  const std::size_t which = array.axis(axis);
+  const std::vector<std::string>& labels = array.axes[which].labels;
+  const auto found = std::ranges::find(labels, label);
+  if (found == labels.end()) {
+    throw Error(fmt::format("{}: no {} along {}", array.name, label, axis));
+  }
+  std::vector<ResultAxis> axes = array.axes;
+  axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(which));
+  ResultArray result = without_values(array, std::move(axes));
+  if (!array.terms.empty()) result.terms.resize(result.values.size());
+  for (std::size_t i = 0; i < result.values.size(); ++i) {
+    std::vector<std::size_t> at = unravel(i, result.axes);
+    at.insert(at.begin() + static_cast<std::ptrdiff_t>(which),
+              static_cast<std::size_t>(found - labels.begin()));
+    const std::size_t from = ravel(at, array.axes);
+    result.values[i] = array.values[from];
+    if (!array.terms.empty()) result.terms[i] = array.terms[from];
+  }
+  return result;
+}
+
 }  // namespace blockscope

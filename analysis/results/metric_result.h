@@ -60,5 +60,7 @@ ResultArray mean_over_others(const ResultArray& array, const std::vector<std::st
 /// of `wanted` is missing; the message lists the existing elements.
 ResultArray select(const ResultArray& array, const std::string& axis,
                    const std::vector<double>& wanted);
+/// The part of an array at a label of `axis`, without this axis. Throws Error if there is none.
+ResultArray part_at(const ResultArray& array, const std::string& axis, const std::string& label);
 
 }  // namespace blockscope

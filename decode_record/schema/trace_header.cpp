@@ -51,14 +51,15 @@ struct Mark {
   const char* name;
   bool TraceMeta::*member;
 };
-constexpr std::array<Mark, 8> kMarks{{{"has_cache", &TraceMeta::has_cache},
+constexpr std::array<Mark, 9> kMarks{{{"has_cache", &TraceMeta::has_cache},
                                       {"has_revocations", &TraceMeta::has_revocations},
                                       {"has_kl", &TraceMeta::has_kl},
                                       {"has_draft", &TraceMeta::has_draft},
                                       {"has_set_norms", &TraceMeta::has_set_norms},
                                       {"has_interventions", &TraceMeta::has_interventions},
                                       {"has_answer_blocks", &TraceMeta::has_answer_blocks},
-                                      {"has_since_read", &TraceMeta::has_since_read}}};
+                                      {"has_since_read", &TraceMeta::has_since_read},
+                                      {"has_kept_pair", &TraceMeta::has_kept_pair}}};
 
 // Likewise: each is a column of meta.draft_cost. Their length is the attribute kDraftCosts.
 constexpr const char* kDraftCosts = "draft_costs";

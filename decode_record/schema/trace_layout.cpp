@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "decode_record/schema/reuse_rule.h"
+
 namespace blockscope {
 namespace {
 
@@ -18,6 +20,8 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "selected_rank",
     "tau",
     "error_sum",
+    "row_kind",
+    "kept_sum",
     "per_token",
     "model_layer",
     "side",
@@ -101,6 +105,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::summary) && !meta.regions.empty();
     case Exists::answer_blocks:
       return at_least(RecordLevel::summary) && !meta.regions.empty() && meta.has_answer_blocks;
+    case Exists::kept_pair:
+      return at_least(RecordLevel::summary) && meta.has_kept_pair;
     case Exists::prompt_regions:
       return at_least(RecordLevel::summary) && meta.regions.size() > kRegionNames.size();
     case Exists::intervened:
@@ -153,6 +159,10 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
       return size(kReuseTaus);
     case Axis::error_sum:
       return 4;
+    case Axis::row_kind:
+      return size(kRowKinds);
+    case Axis::kept_sum:
+      return kKeptSums;
     case Axis::per_token:
       return meta.experts_per_token;
     case Axis::model_layer:

@@ -141,6 +141,7 @@ struct TraceMeta {
   bool has_answer_blocks = false;        ///< /spread has the weights of earlier answer blocks
   bool has_since_read = false;           ///< /steps/since_read and rows_read. The summaries of
                                          ///< other traces count reuse by step
+  bool has_kept_pair = false;            ///< /summary has comparisons with the kept pair
   bool has_interventions = false;        ///< the run changes heads: /attention/intervened
   ArrayType array_type = ArrayType::bf16;
 

@@ -16,14 +16,15 @@ inline constexpr std::string_view kTraceFormat = "blockscope-trace";
 inline constexpr std::int64_t kTraceFormatVersion = 2;
 inline constexpr std::array<float, 4> kReuseTaus{2.0F, 3.0F, 4.0F,
                                                  std::numeric_limits<float>::infinity()};
-inline constexpr std::size_t kMaxRank = 5;
+inline constexpr std::size_t kMaxRank = 6;
 
 // clang-format off
 /// A dataset of the file; the order is that of kDatasets.
 enum class Field : std::uint8_t {
   // coordinates of the axes (dimension scales)
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_layer, side, distance, offset, region, answer_block, map_layer, map_head, position,
+  error_sum, row_kind, kept_sum, per_token, model_layer, side, distance, offset, region, answer_block,
+  map_layer, map_head, position,
   // what ran
   model_json, run_json, run_complete, token_offset, token_bytes,
   // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
@@ -67,7 +68,7 @@ enum class Field : std::uint8_t {
   prefix_value,
   // summaries
   similarity_external, similarity_internal, external_mass, hidden_gap, query_gap, query_block_gap,
-  reuse_error,
+  reuse_error, kept_pair,
   // how the weights are spread over the keys
   spread_entropy, spread_largest, spread_distance, spread_offset, spread_region,
   spread_answer_block,
@@ -87,7 +88,8 @@ enum class ElementType : std::uint8_t { u8, i32, i64, f32, f16, array };
 /// Axis names are the names of the dimension scales at the root of the file.
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_layer, side, distance, offset, region, answer_block, map_layer, map_head, position, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  error_sum, row_kind, kept_sum, per_token, model_layer, side, distance, offset, region, answer_block,
+  map_layer, map_head, position, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
   prefix_element, revocation, query_range, key_range, value_range, draft_cost,
   count
@@ -120,6 +122,7 @@ enum class Exists : std::uint8_t {
   shadow_outputs,  ///< level outputs, and has_shadow
   spread,          ///< level summary, and regions
   answer_blocks,   ///< as `spread`, and has_answer_blocks
+  kept_pair,       ///< level summary, and has_kept_pair
   prompt_regions,  ///< as `spread`, and regions of a prompt's parts
   intervened,      ///< level summary, and has_interventions
   maps,            ///< level summary, and map_layers
@@ -171,6 +174,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
   constexpr Axes rlbp{A::row, A::layer, A::block_position, A::per_token};
   constexpr Axes rlhs{A::row, A::layer, A::head, A::side};
   constexpr Axes rtlhe{A::row, A::tau, A::layer, A::head, A::error_sum};
+  constexpr Axes rtlhks{A::row, A::tau, A::layer, A::head, A::row_kind, A::kept_sum};
   return std::array<DatasetSpec, kNumFields>{{
     // coordinates of the axes (dimension scales)
     {F::row, "/row", i64, 1, {A::row}, S::column, E::always, "row number"},
@@ -191,6 +195,10 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
     {F::tau, "/tau", f32, 1, {A::tau}, S::fixed, E::summary, "2, 3, 4, inf"},
     {F::error_sum, "/error_sum", i32, 1, {A::error_sum}, S::fixed, E::summary,
      "0: sum e^2, 1: sum |e|, 2: sum ref^2, 3: sum dot"},
+    {F::row_kind, "/row_kind", i32, 1, {A::row_kind}, S::fixed, E::kept_pair,
+     "0: masks, 1: known at the read, 2: decided since"},
+    {F::kept_sum, "/kept_sum", i32, 1, {A::kept_sum}, S::fixed, E::kept_pair,
+     "0: positions, 1: sum cosine, 2: sum of L_out's change, 3: sum e^2, 4: sum ref^2"},
     {F::per_token, "/per_token", i32, 1, {A::per_token}, S::fixed, E::router,
      "0 .. experts_per_token-1"},
     {F::model_layer, "/model_layer", i32, 1, {A::model_layer}, S::fixed, E::cache,
@@ -468,6 +476,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "S4 to step 1"},
     {F::reuse_error, "/summary/reuse_error", f32, 5, rtlhe, S::column, E::summary,
      "sums of the one-step reuse error"},
+    {F::kept_pair, "/summary/kept_pair", f32, 6, rtlhks, S::column, E::kept_pair,
+     "sums of the comparison with the kept pair; NaN: the rule reads at this step"},
     // how the weights are spread over the keys
     {F::spread_entropy, "/spread/entropy", f32, 4, rlhs, S::column, E::spread,
      "entropy of the weights in nats, mean over the queries"},

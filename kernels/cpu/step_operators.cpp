@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kMostWeights = int64_t{64} << 20;
 
 using Tensors2 = std::tuple<at::Tensor, at::Tensor>;
-using Tensors4 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Tensors5 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Tensors8 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                             at::Tensor, at::Tensor>;
 
@@ -45,6 +45,38 @@ HeadAttention pair_of(const char* op, const char* name, const at::Tensor& output
   check_shape(op, name, output, like.sizes());
   check_shape(op, name, lse, like.sizes().slice(0, 3));
   return {output, lse, row};
+}
+
+/// Kinds of a source's rows, [block] or [0]: none.
+const uint8_t* kinds_of(const char* op, const at::Tensor& kinds, int64_t block) {
+  check_tensor(op, "source_kinds", kinds, at::kByte, at::kCPU);
+  if (kinds.numel() == 0) return nullptr;
+  check_shape(op, "source_kinds", kinds, {block});
+  TORCH_CHECK(kinds.is_contiguous(), op, ": source_kinds: expected contiguous tensors");
+  const auto* first = kinds.const_data_ptr<uint8_t>();
+  const auto* last = first + block;
+  TORCH_CHECK(std::all_of(first, last, [](uint8_t kind) { return kind < kKindsOfRows; }), op,
+              ": source_kinds: expected kinds below ", kKindsOfRows);
+  return first;
+}
+
+at::Tensor kept_tensor(const std::vector<std::vector<KindSums>>& kept, int64_t heads) {
+  at::Tensor result = at::empty({std::ssize(kept), heads, kKindsOfRows, 5}, at::kFloat);
+  auto* out = result.mutable_data_ptr<float>();
+  const int64_t of_source = heads * kKindsOfRows * 5;
+  std::fill_n(out, result.numel(), std::numeric_limits<float>::quiet_NaN());
+  for (size_t t = 0; t < kept.size(); ++t) {
+    auto* next = out + static_cast<int64_t>(t) * of_source;
+    for (const KindSums& head : kept[t]) {
+      for (const KeptSums& sums : head) {
+        for (const double value :
+             {sums.rows, sums.cosine, sums.lse, sums.squared, sums.reference}) {
+          *next++ = static_cast<float>(value);
+        }
+      }
+    }
+  }
+  return result;
 }
 
 /// Logits [R, V] on the CPU.
@@ -80,17 +112,20 @@ SplitAttentionSets split_attention_sets(const at::Tensor& q, const at::Tensor& k
   return result;
 }
 
-Tensors4 step_statistics(const std::optional<at::Tensor>& external,
+Tensors5 step_statistics(const std::optional<at::Tensor>& external,
                          const std::optional<at::Tensor>& lse_external, const at::Tensor& internal,
                          const at::Tensor& lse_internal,
                          const std::optional<at::Tensor>& last_external,
                          const std::optional<at::Tensor>& last_internal,
                          const std::vector<at::Tensor>& sources,
-                         const std::vector<at::Tensor>& source_lses, int64_t row) {
+                         const std::vector<at::Tensor>& source_lses,
+                         const std::vector<at::Tensor>& source_kinds, int64_t row) {
   constexpr const char* kOp = "step_statistics";
   check_row(kOp, internal, row);
   TORCH_CHECK(sources.size() == source_lses.size(), kOp, ": source_lses: expected ", sources.size(),
               " of them, got ", source_lses.size());
+  TORCH_CHECK(sources.size() == source_kinds.size(), kOp, ": source_kinds: expected ",
+              sources.size(), " of them, got ", source_kinds.size());
   TORCH_CHECK(external.has_value() == lse_external.has_value(), kOp,
               ": expected external and lse_external, or neither");
   const auto pair = [&](const char* name, const at::Tensor& output, const at::Tensor& lse) {
@@ -105,6 +140,7 @@ Tensors4 step_statistics(const std::optional<at::Tensor>& external,
   TORCH_CHECK(external || sources.empty(), kOp, ": sources: expected none without external");
   for (size_t i = 0; i < sources.size(); ++i) {
     step.source.push_back(pair("sources", sources[i], source_lses[i]));
+    step.source_kinds.push_back(kinds_of(kOp, source_kinds[i], internal.size(2)));
   }
   const HeadShape shape{internal.size(1), internal.size(2), internal.size(3)};
   const LayerStatistics found = layer_statistics(step, shape);
@@ -118,7 +154,7 @@ Tensors4 step_statistics(const std::optional<at::Tensor>& external,
     }
   }
   return {floats(found.external_mass), floats(found.similarity_external),
-          floats(found.similarity_internal), errors};
+          floats(found.similarity_internal), errors, kept_tensor(found.kept, shape.heads)};
 }
 
 Tensors2 step_gaps(const at::Tensor& x, const at::Tensor& first, int64_t row) {
@@ -198,9 +234,9 @@ TORCH_LIBRARY_FRAGMENT(blockscope, m) {
   m.def(
       "step_statistics(Tensor? external, Tensor? lse_external, Tensor internal, "
       "Tensor lse_internal, Tensor? last_external, Tensor? last_internal, Tensor[] sources, "
-      "Tensor[] source_lses, "
+      "Tensor[] source_lses, Tensor[] source_kinds, "
       "int row) -> (Tensor external_mass, Tensor similarity_external, Tensor similarity_internal, "
-      "Tensor errors)");
+      "Tensor errors, Tensor kept)");
   m.def("step_gaps(Tensor x, Tensor first, int row) -> (Tensor gap, Tensor block_gap)");
   m.def("row_log_sum_exp(Tensor x) -> Tensor");
   m.def("row_divergence(Tensor first, Tensor first_lse, Tensor now, Tensor wanted) -> Tensor");

@@ -49,14 +49,29 @@ std::vector<float> external_weights(const HeadAttention& external, const LayerSt
   return weight;
 }
 
-ErrorSums reuse_error(const HeadAttention& source, const LayerStep& step,
-                      const std::vector<float>& weight, const HeadShape& shape, int64_t head) {
-  const int64_t at = head * shape.block * shape.dim;
+/// Adds the comparison of one source with this step to `result`.
+void compare_source(const LayerStep& step, size_t t, const std::vector<float>& weight,
+                    const HeadShape& shape, int64_t head, LayerStatistics& result) {
+  const HeadAttention& source = step.source[t];
+  const auto h = static_cast<size_t>(head);
+  const uint8_t* kinds = t < step.source_kinds.size() ? step.source_kinds[t] : nullptr;
+  // Most rules usually have the same pair.
+  if (t > 0 && step.source[t].output == step.source[t - 1].output) {
+    result.reuse_error[t][h] = result.reuse_error[t - 1][h];
+    if (kinds != nullptr) result.kept[t][h] = result.kept[t - 1][h];
+    return;
+  }
+  const int64_t row = head * shape.block;
+  const int64_t at = row * shape.dim;
   const std::vector<float> source_weight = external_weights(source, step, shape, head);
-  return statistics_kernels().merge_errors(
-      {source.output + at, step.external.output + at, step.internal.output + at,
-       source_weight.data(), weight.data()},
-      shape.block, shape.dim);
+  const MergeRows merge{source.output + at, step.external.output + at, step.internal.output + at,
+                        source_weight.data(), weight.data()};
+  const StatisticsKernels& kernels = statistics_kernels();
+  result.reuse_error[t][h] =
+      kinds == nullptr
+          ? kernels.merge_errors(merge, shape.block, shape.dim)
+          : kernels.kept_errors(merge, {source.lse + row, step.external.lse + row, kinds},
+                                shape.block, shape.dim, result.kept[t][h].data());
 }
 
 /// Sums of the gaps between unit vectors of some rows of a head.
@@ -125,6 +140,10 @@ LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape) 
   if (prefix && last) result.similarity_external.resize(heads);
   if (last) result.similarity_internal.resize(heads);
   if (prefix) result.reuse_error.assign(step.source.size(), std::vector<ErrorSums>(heads));
+  if (prefix) result.kept.resize(step.source_kinds.size());
+  for (size_t t = 0; t < result.kept.size(); ++t) {
+    if (step.source_kinds[t] != nullptr) result.kept[t].resize(heads);
+  }
   std::optional<GapRows> query;
   if (step.first_query != nullptr) {
     query.emplace(step.query, step.row, *step.first_query);
@@ -147,10 +166,7 @@ LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape) 
           mean_similarity(step.external, step.last_external, shape, head);
     }
     for (size_t t = 0; t < step.source.size(); ++t) {
-      // Most rules usually have the same pair.
-      const bool as_before = t > 0 && step.source[t].output == step.source[t - 1].output;
-      result.reuse_error[t][h] = as_before ? result.reuse_error[t - 1][h]
-                                           : reuse_error(step.source[t], step, weight, shape, head);
+      compare_source(step, t, weight, shape, head, result);
     }
   });
   return result;

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -57,10 +58,15 @@ struct LayerStep {
   /// The external pair that each reuse rule takes (FlashBlock's M < tau). If the rule recomputes
   /// this step, the pair is `external` itself.
   std::vector<HeadAttention> source;
+  /// [source]: the kind of each row, [B] below kKindsOfRows; nullptr: the rule recomputes this
+  /// step. Empty: nothing is compared by kind.
+  std::vector<const uint8_t*> source_kinds;
   at::Tensor query;  // [S, H, B, D] of the batch; only `row` is used
   int64_t row = 0;
   const FirstRows* first_query = nullptr;  // like(query)
 };
+
+using KindSums = std::array<KeptSums, kKindsOfRows>;
 
 /// One value per query head, for all H heads; the recorder keeps only the recorded ones.
 struct LayerStatistics {
@@ -68,6 +74,7 @@ struct LayerStatistics {
   std::vector<float> similarity_external;  // mean_i cos(a_i, b_i) over the block, in double: sim_X
   std::vector<float> similarity_internal;  // of FlashBlock Fig. 5
   std::vector<std::vector<ErrorSums>> reuse_error;  // [source]; sums over positions and channels
+  std::vector<std::vector<KindSums>> kept;  // [source]; no heads if the rule recomputes this step
   RowGaps query;
 };
 LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape);

@@ -29,6 +29,23 @@ struct ErrorSums {
   double dot = 0.0;        // sum ref * got
 };
 
+// What the rows of a MergeRows with a kept pair are compared by, [rows] each.
+struct KeptRows {
+  const float* source_lse;
+  const float* external_lse;
+  const uint8_t* kind;  // below kKindsOfRows
+};
+constexpr int64_t kKindsOfRows = 3;
+
+// Sums over the rows of one kind in which both lse are finite.
+struct KeptSums {
+  double rows = 0.0;
+  double cosine = 0.0;     // sum cos(source, external); 0 for a zero vector
+  double lse = 0.0;        // sum |source_lse - external_lse|
+  double squared = 0.0;    // sum e^2 over elements, as in ErrorSums
+  double reference = 0.0;  // sum ref^2
+};
+
 struct StatisticsKernels {
   const char* name;
 
@@ -36,6 +53,10 @@ struct StatisticsKernels {
   double (*cosine)(const float* a, const float* b, int64_t dim);
 
   ErrorSums (*merge_errors)(const MergeRows& merge, int64_t num_rows, int64_t dim);
+
+  // The same, and sums for each kind of rows: sums [kKindsOfRows].
+  ErrorSums (*kept_errors)(const MergeRows& merge, const KeptRows& kept, int64_t num_rows,
+                           int64_t dim, KeptSums* sums);
 
   // weight[i] = exp(lse_external[i]) / (exp(lse_external[i]) + exp(lse_internal[i])). Exact if one
   // side is -inf; both must not be.

@@ -78,41 +78,106 @@ double cosine(const float* a, const float* b, int64_t dim) {
   return sums[0] / (__builtin_sqrt(sums[1]) * __builtin_sqrt(sums[2]));
 }
 
-ErrorSums merge_errors(const MergeRows& merge, int64_t num_rows, int64_t dim) {
-  Doubles all[4] = {};  // of all rows
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const float share = merge.external_weight[r];
-    const float source_share = merge.source_weight[r];
-    if (share != share || source_share != source_share) continue;
-    Vec squared{};
-    Vec absolute{};
-    Vec reference{};
-    Vec dot{};
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      const int64_t bytes = (dim - d) * 4;
-      const auto part = [&](const float* rows) {
-        return load_some<Float32>(reinterpret_cast<const char*>(rows + r * dim + d), bytes);
-      };
-      const Vec in = part(merge.internal);
-      const Vec ref = in + share * (part(merge.external) - in);
-      const Vec got = in + source_share * (part(merge.source) - in);
-      const Vec error = got - ref;
-      squared += error * error;
-      absolute += magnitude(error);
-      reference += ref * ref;
-      dot += ref * got;
+// Adds up what merge_errors and kept_errors share, a row at a time.
+struct MergeTotals {
+  Doubles absolute{};
+  Doubles dot{};
+  Doubles squared[kKindsOfRows + 1] = {};  // by kind; the last: rows that are in no KeptSums
+  Doubles reference[kKindsOfRows + 1] = {};
+
+  ErrorSums sums() const {
+    ErrorSums result;
+    result.absolute = total_of(absolute);
+    result.dot = total_of(dot);
+    for (int64_t kind = 0; kind <= kKindsOfRows; ++kind) {
+      result.squared += total_of(squared[kind]);
+      result.reference += total_of(reference[kind]);
     }
-    all[0] += pairs_of(squared);
-    all[1] += pairs_of(absolute);
-    all[2] += pairs_of(reference);
-    all[3] += pairs_of(dot);
+    return result;
   }
-  ErrorSums sums;
-  sums.squared = total_of(all[0]);
-  sums.absolute = total_of(all[1]);
-  sums.reference = total_of(all[2]);
-  sums.dot = total_of(all[3]);
-  return sums;
+};
+
+// Products of one row's source and external vectors.
+struct PairProducts {
+  Vec dot{};
+  Vec square_source{};
+  Vec square_external{};
+};
+
+template <bool kProducts>
+inline PairProducts add_row(const MergeRows& merge, int64_t r, int64_t dim, int64_t kind,
+                            MergeTotals& totals) {
+  const float share = merge.external_weight[r];
+  const float source_share = merge.source_weight[r];
+  PairProducts products;
+  Vec squared{};
+  Vec absolute{};
+  Vec reference{};
+  Vec dot{};
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    const int64_t bytes = (dim - d) * 4;
+    const auto part = [&](const float* rows) {
+      return load_some<Float32>(reinterpret_cast<const char*>(rows + r * dim + d), bytes);
+    };
+    const Vec in = part(merge.internal);
+    const Vec external = part(merge.external);
+    const Vec source = part(merge.source);
+    const Vec ref = in + share * (external - in);
+    const Vec got = in + source_share * (source - in);
+    const Vec error = got - ref;
+    squared += error * error;
+    absolute += magnitude(error);
+    reference += ref * ref;
+    dot += ref * got;
+    if constexpr (kProducts) {
+      products.dot += source * external;
+      products.square_source += source * source;
+      products.square_external += external * external;
+    }
+  }
+  totals.squared[kind] += pairs_of(squared);
+  totals.absolute += pairs_of(absolute);
+  totals.reference[kind] += pairs_of(reference);
+  totals.dot += pairs_of(dot);
+  return products;
+}
+
+inline bool in_merge(const MergeRows& merge, int64_t r) {
+  const float share = merge.external_weight[r];
+  const float source_share = merge.source_weight[r];
+  return share == share && source_share == source_share;
+}
+
+ErrorSums merge_errors(const MergeRows& merge, int64_t num_rows, int64_t dim) {
+  MergeTotals totals;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    if (in_merge(merge, r)) add_row<false>(merge, r, dim, 0, totals);
+  }
+  return totals.sums();
+}
+
+ErrorSums kept_errors(const MergeRows& merge, const KeptRows& kept, int64_t num_rows, int64_t dim,
+                      KeptSums* sums) {
+  MergeTotals totals;
+  for (int64_t kind = 0; kind < kKindsOfRows; ++kind) sums[kind] = {};
+  for (int64_t r = 0; r < num_rows; ++r) {
+    if (!in_merge(merge, r)) continue;
+    const float change = kept.source_lse[r] - kept.external_lse[r];
+    const bool finite = change - change == 0.0f;  // weights that are no NaN allow -inf
+    const int64_t kind = finite ? kept.kind[r] : kKindsOfRows;
+    const PairProducts products = add_row<true>(merge, r, dim, kind, totals);
+    if (!finite) continue;
+    // Squares of float32 are far from the limits of double, so 0 means a zero vector.
+    const double squares = total(products.square_source) * total(products.square_external);
+    sums[kind].rows += 1.0;
+    sums[kind].lse += static_cast<double>(change < 0.0f ? -change : change);
+    sums[kind].cosine += squares == 0.0 ? 0.0 : total(products.dot) / __builtin_sqrt(squares);
+  }
+  for (int64_t kind = 0; kind < kKindsOfRows; ++kind) {
+    sums[kind].squared = total_of(totals.squared[kind]);
+    sums[kind].reference = total_of(totals.reference[kind]);
+  }
+  return totals.sums();
 }
 
 void external_weights(const float* lse_external, const float* lse_internal, int64_t count,
@@ -227,7 +292,7 @@ double divergence(Element element, const void* first, double lse_first, const vo
 }
 
 constexpr StatisticsKernels make_statistics_kernels(const char* name) {
-  return {name,       cosine,   merge_errors, external_weights,
+  return {name,       cosine,   merge_errors, kept_errors, external_weights,
           unit_scale, unit_gap, log_sum_exp,  divergence};
 }
 

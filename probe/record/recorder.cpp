@@ -156,8 +156,12 @@ void Recorder::compare_steps(const SequencePass& pass, LayerHistory& history, La
     step.external = external;
     if (has_last) step.last_external = history.last_external;
     for (size_t t = 0; t < kReuseTaus.size(); ++t) {
-      const bool reuses = history.counters[t].reuses(pass.step, pass.changed, pass.decided);
-      if (!reuses || !history.source[t].defined()) history.source[t] = external;
+      KeptCounter& kept = history.kept[t];
+      bool reuses =
+          kept.reuses(pass.step, pass.changed, pass.decided, pass.masked, pass.changed_rows);
+      reuses = reuses && history.source[t].defined();
+      if (!reuses) history.source[t] = external;
+      step.source_kinds.push_back(reuses ? kept.kinds().data() : nullptr);
     }
     step.source.assign(history.source.begin(), history.source.end());
   }
@@ -175,7 +179,9 @@ void Recorder::put_statistics(const LayerStatistics& statistics, Slot& slot, int
   put(Field::similarity_internal, statistics.similarity_internal);
   put(Field::query_gap, statistics.query.gap);
   put(Field::query_block_gap, statistics.query.block_gap);
-  if (!statistics.reuse_error.empty()) put_reuse_error(slot, layer_index, statistics);
+  if (statistics.reuse_error.empty()) return;
+  put_reuse_error(slot, layer_index, statistics);
+  if (options_.meta.has_kept_pair) put_kept(slot, layer_index, statistics);
 }
 
 void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics) {
@@ -191,6 +197,25 @@ void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStati
       cell[1] = static_cast<float>(sum.absolute);
       cell[2] = static_cast<float>(sum.reference);
       cell[3] = static_cast<float>(sum.dot);
+    }
+  }
+}
+
+void Recorder::put_kept(Slot& slot, int64_t layer_index, const LayerStatistics& statistics) {
+  const size_t layers = options_.meta.layers.size();
+  const size_t heads = options_.meta.heads.size();
+  constexpr size_t kSums = kRowKinds.size() * kKeptSums;
+  auto& out = slot.floats[Field::kept_pair];  // [tau, layer, head, kind, sum]
+  out.resize(kReuseTaus.size() * layers * heads * kSums, kNaN);
+  for (size_t t = 0; t < statistics.kept.size(); ++t) {
+    if (statistics.kept[t].empty()) continue;  // the rule reads at this step
+    for (size_t h = 0; h < heads; ++h) {
+      float* cell = &out[((t * layers + static_cast<size_t>(layer_index)) * heads + h) * kSums];
+      for (const KeptSums& sums : statistics.kept[t][static_cast<size_t>(options_.meta.heads[h])]) {
+        for (const double sum : {sums.rows, sums.cosine, sums.lse, sums.squared, sums.reference}) {
+          *cell++ = static_cast<float>(sum);
+        }
+      }
     }
   }
 }

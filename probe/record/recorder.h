@@ -80,12 +80,12 @@ class Recorder : public DecodeObserver {
     int64_t last_step = 0;                                // step of last_external, last_internal
     HeadAttention last_external, last_internal;           // the previous step's exact values
     std::array<HeadAttention, kReuseTaus.size()> source;  // the cached pair, by each tau's rule
-    std::array<ReuseCounter, kReuseTaus.size()> counters{
-        ReuseCounter{{kReuseTaus[0]}}, ReuseCounter{{kReuseTaus[1]}}, ReuseCounter{{kReuseTaus[2]}},
-        ReuseCounter{{kReuseTaus[3]}}};
-    FirstRows first_query;                                // [H, B, D] of step 1
-    FirstRows first_hidden;                               // [1, B, hidden_size] of step 1
-    std::vector<int32_t> first_set;                       // [kv_heads, k] of step 1, each ascending
+    std::array<KeptCounter, kReuseTaus.size()> kept{
+        KeptCounter{{kReuseTaus[0]}}, KeptCounter{{kReuseTaus[1]}}, KeptCounter{{kReuseTaus[2]}},
+        KeptCounter{{kReuseTaus[3]}}};
+    FirstRows first_query;           // [H, B, D] of step 1
+    FirstRows first_hidden;          // [1, B, hidden_size] of step 1
+    std::vector<int32_t> first_set;  // [kv_heads, k] of step 1, each ascending
   };
   /// One slot of the batch: the block's history, and the current row.
   struct Slot {
@@ -125,6 +125,7 @@ class Recorder : public DecodeObserver {
   static void compare_steps(const SequencePass& pass, LayerHistory& history, LayerStep& step);
   void put_statistics(const LayerStatistics& statistics, Slot& slot, int64_t layer_index);
   void put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics);
+  void put_kept(Slot& slot, int64_t layer_index, const LayerStatistics& statistics);
   void record_spread(const SequencePass& pass, const AttentionReads& reads, size_t slot,
                      int64_t layer_index);
   void record_selection(const AttentionReads& reads, size_t slot, int64_t layer_index);

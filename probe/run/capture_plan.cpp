@@ -215,6 +215,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
     meta.regions.assign(kRegionNames.begin(), kRegionNames.end());
     meta.distance_bins = kDistanceBins;
     meta.has_answer_blocks = true;
+    meta.has_kept_pair = meta.has_since_read;
   }
   meta.model_json = model.model_json();
   options.filter = {index_filter(flags.steps, "--steps", 1),

@@ -18,6 +18,7 @@ PLACES = ("layer", "head", "kv_head", "step", "sequence", "block", "position")
 # together can't be computed from the values of each.
 _NO_MEANS = {
     "draft": ("speedup", "length_by_sequence"),
+    "kept_pair": ("kept_error",),
     "reuse_error": ("relative_l2", "cosine"),
     "router": ("entropy",),
     "union_size": ("union_quantiles",),

@@ -39,6 +39,7 @@ METRICS = {
     "token_matrix": ("--layer",),
     "external_mass": ("--layer", "--head", "--step", "--from-summary"),
     "reuse_error": ("--layer", "--head", "--step", "--from-summary", "--taus"),
+    "kept_pair": ("--layer", "--head", "--step", "--from-summary", "--taus"),
 }
 # Command, then the option that does nothing there.
 IDLE = [

@@ -61,6 +61,61 @@ TEST(StatisticsKernels, SumsOverRowsEqualFloat64) {
   }
 }
 
+TEST(StatisticsKernels, KeptErrorsAreToldApartByKind) {
+  at::manual_seed(8);
+  constexpr int64_t kRows = 37;
+  constexpr float kNoKey = -std::numeric_limits<float>::infinity();
+  for (const StatisticsKernels* kernels : variants()) {
+    for (const int64_t dim : {1, 7, 48, 129}) {
+      SCOPED_TRACE(::testing::Message() << kernels->name << " " << dim);
+      const at::Tensor three = at::randn({3, kRows, dim});  // source, external, internal
+      three[1][5].zero_();
+      const at::Tensor weights = at::rand({2, kRows});
+      weights[0][3] = std::numeric_limits<float>::quiet_NaN();
+      const at::Tensor lses = at::randn({2, kRows});
+      lses[0][4] = kNoKey;
+      lses[1][6] = kNoKey;
+      std::vector<uint8_t> kinds(kRows);
+      for (size_t r = 0; r < kinds.size(); ++r) kinds[r] = static_cast<uint8_t>(r * r % 3);
+      const MergeRows merge{data(three[0]), data(three[1]), data(three[2]), data(weights[0]),
+                            data(weights[1])};
+      KeptSums sums[kKindsOfRows];
+      const ErrorSums all = kernels->kept_errors(
+          merge, {data(lses[0]), data(lses[1]), kinds.data()}, kRows, dim, sums);
+      const ErrorSums plain = kernels->merge_errors(merge, kRows, dim);
+      const at::Tensor x = three.to(at::kDouble);
+      const at::Tensor share = weights.to(at::kDouble).unsqueeze(-1);
+      const at::Tensor ref = x[2] + share[1] * (x[1] - x[2]);
+      const at::Tensor got = x[2] + share[0] * (x[0] - x[2]);
+      const double scale = 1e-6 * static_cast<double>(dim) * 40;
+      KeptSums wanted[kKindsOfRows];
+      for (int64_t r = 0; r < kRows; ++r) {
+        if (r == 3 || r == 4 || r == 6) continue;
+        KeptSums& of_kind = wanted[kinds[static_cast<size_t>(r)]];
+        const double lengths = number(x[0][r].norm()) * number(x[1][r].norm());
+        of_kind.rows += 1.0;
+        of_kind.cosine += lengths == 0.0 ? 0.0 : number(x[0][r].dot(x[1][r])) / lengths;
+        of_kind.lse += std::abs(number(lses[0][r]) - number(lses[1][r]));
+        of_kind.squared += number((got[r] - ref[r]).square().sum());
+        of_kind.reference += number(ref[r].square().sum());
+      }
+      for (size_t kind = 0; kind < kKindsOfRows; ++kind) {
+        EXPECT_EQ(sums[kind].rows, wanted[kind].rows);
+        EXPECT_NEAR(sums[kind].cosine, wanted[kind].cosine, 1e-5);
+        EXPECT_NEAR(sums[kind].lse, wanted[kind].lse, 1e-5);
+        EXPECT_NEAR(sums[kind].squared, wanted[kind].squared, scale);
+        EXPECT_NEAR(sums[kind].reference, wanted[kind].reference, scale);
+      }
+      // Rows without a key are in the error all the same.
+      EXPECT_NEAR(all.squared, plain.squared, scale);
+      EXPECT_NEAR(all.absolute, plain.absolute, scale);
+      EXPECT_NEAR(all.reference, plain.reference, scale);
+      EXPECT_NEAR(all.dot, plain.dot, scale);
+      EXPECT_GT(all.squared, sums[0].squared + sums[1].squared + sums[2].squared);
+    }
+  }
+}
+
 TEST(StatisticsKernels, GapsOfUnitVectorsOfEveryType) {
   at::manual_seed(4);
   for (const StatisticsKernels* kernels : variants()) {

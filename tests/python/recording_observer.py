@@ -226,11 +226,12 @@ def compare(path, observer, final, *, size, mask, kv_heads, layers, bidirectiona
                 apply_delta(file, row, state)
                 if one.kind == DENOISE:
                     if last is None or last != one.block_start:
-                        history, changed, before_it = [], [], None
+                        history, changed, inputs, before_it = [], [], [], None
                     block = tokens[one.block_start:one.block_start + size].tolist()
                     moved = 0 if before_it is None else sum(a != b for a, b in zip(block, before_it))
                     history.append(step_of(one, sequence, size, kv_heads, layers, bidirectional, scale))
                     changed.append(moved)
+                    inputs.append(block)
                     expected = dict(block_start=one.block_start, step=len(history), changed=moved,
                                     masks_left=block.count(mask),
                                     context_length=len(tokens) - size if bidirectional else one.block_start)
@@ -242,7 +243,7 @@ def compare(path, observer, final, *, size, mask, kv_heads, layers, bidirectiona
                         am.unit(hidden) - am.unit(first_hidden), axis=-1))
                     largest.check("/summary/hidden_gap", file["/summary/hidden_gap"][row],
                                   np.full(layers, np.nan) if len(history) == 1 else gap, 10 * allowed)
-                    check_arrays(file, row, history, changed, largest, set_size, allowed)
+                    check_arrays(file, row, history, changed, (inputs, mask), largest, set_size, allowed)
                     masked = [token == mask for token in block]
                     for name, values in history[-1].spread(prompt, masked, int(file.attrs["distance_bins"]),
                                                            bidirectional).items():
@@ -257,15 +258,15 @@ def compare(path, observer, final, *, size, mask, kv_heads, layers, bidirectiona
     return largest
 
 
-def check_arrays(file, row, history, changed, largest, set_size, allowed):
+def check_arrays(file, row, history, changed, inputs, largest, set_size, allowed):
     now = history[-1]
     for name, expected in (("/attention/external", now.external), ("/attention/internal", now.internal),
                            ("/attention/lse_external", now.lse_external),
                            ("/attention/lse_internal", now.lse_internal), ("/query/query", now.q)):
         largest.check(name, file[name][row], expected, allowed)
-    values = reference.summary(history, changed)
+    values = reference.summary(history, changed, *inputs)
     for name in ("similarity_external", "similarity_internal", "external_mass", "query_gap", "query_block_gap",
-                 "reuse_error"):
+                 "reuse_error", "kept_pair"):
         got = file["/summary/" + name][row]
         largest.check("/summary/" + name, got, values.get(name, np.full(got.shape, np.nan)), 10 * allowed)
     index, probability, union = now.sets(set_size)

@@ -103,18 +103,47 @@ def mean_of_rows(x, axis=-1):
         return np.nanmean(x, axis)
 
 
-def summary(steps, changed):
-    """/summary of the last of a block's steps; changed: M of each."""
+def last_read(changed, tau):
+    """Index of the last of a block's steps that reads the prefix under the rule of tau; changed: M of each."""
+    read = since = 0
+    for step, moved in enumerate(changed[1:], 1):
+        since += moved
+        if not since < tau:
+            read, since = step, 0
+    return read
+
+
+def kept(now, source, inputs, mask):
+    """/summary/kept_pair of one tau, [L, H, kind, 5]; inputs: of the block's steps from the source's on."""
+    shape = now.lse_external.shape
+    since = np.any([a != b for a, b in zip(inputs, inputs[1:])], 0)
+    kinds = np.where(inputs[-1] == mask, 0, np.where(since, 2, 1))
+    inside = (now.internal, now.lse_internal)
+    true, got = (am.merge([(one.external, one.lse_external), inside])[0] for one in (now, source))
+    change = np.abs(now.lse_external - source.lse_external)
+    with np.errstate(invalid="ignore"):
+        values = np.stack([np.ones(shape), am.cosine(now.external, source.external), change,
+                           ((got - true) ** 2).sum(-1), (true**2).sum(-1)], -1)
+    values = np.where(np.isfinite(change)[..., None], values, 0.0)
+    return np.stack([values[:, :, kinds == kind].sum(2) for kind in range(3)], 2)
+
+
+def summary(steps, changed, inputs=None, mask=None):
+    """/summary of the last of a block's steps; changed: M of each. inputs: [B] of each, for `kept_pair`."""
     now, last, first = steps[-1], steps[-2] if len(steps) > 1 else None, steps[0]
     prefix = any(outside.any() for outside in now.outside)
     values = {}
     if prefix:
         values["external_mass"] = mean_of_rows(1 / (1 + np.exp(now.lse_internal - now.lse_external)))
-        sources = [next((one for one, moved in zip(steps[:0:-1], changed[:0:-1]) if not moved < tau), steps[0])
-                   for tau in TAUS]
+        reads = [last_read(changed[:len(steps)], tau) for tau in TAUS]
+        sources = [steps[read] for read in reads]
         pair = lambda one: (one.external, one.lse_external)
         values["reuse_error"] = np.stack([am.error_sums(pair(source), pair(now), (now.internal, now.lse_internal))
                                           for source in sources])
+        if inputs is not None:
+            inputs = [np.array(one) for one in inputs[:len(steps)]]
+            values["kept_pair"] = np.stack([np.full((*now.lse_external.shape[:2], 3, 5), np.nan) if read == len(steps) - 1
+                                       else kept(now, steps[read], inputs[read:], mask) for read in reads])
     if last is not None:
         values["similarity_internal"] = mean_of_rows(am.cosine(now.internal, last.internal))
         if prefix:

@@ -28,7 +28,8 @@ if not kernels.loaded():
 
 SHORT = PROMPT[:37]
 REPLACE = dict(block_length=SIZE, attention="replace", array_type="f32")
-EXACT_ONLY = ("/sets/", "/summary/external_mass", "/summary/similarity", "/summary/reuse_error")
+EXACT_ONLY = ("/sets/", "/summary/external_mass", "/summary/similarity", "/summary/reuse_error",
+              "/summary/kept_pair")
 
 
 class Watched:

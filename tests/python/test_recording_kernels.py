@@ -222,12 +222,15 @@ def test_torch_gives_the_librarys_statistics():
                         for _ in range(3))
     now[0][1, :, 2] = now[1][1, :, 2] = now[2][1, :, 2] = now[3][1, :, 2] = torch.nan  # a row that was not computed
     last[0][1, 0, 3] = last[1][1, 0, 3] = torch.nan
+    last[1][0, 1, 4] = -torch.inf  # a row without a key
+    kinds = torch.tensor([0, 1, 2, 2, 1], dtype=torch.uint8)
     for row in range(2):
         for external, sources in ((True, [now, last, older, older]), (False, [])):
             pair = now[:2] if external else [None, None]
             for before in (True, False):
                 args = (*pair, *now[2:], last[0] if external and before else None, last[2] if before else None,
-                        [source[0] for source in sources], [source[1] for source in sources], row)
+                        [source[0] for source in sources], [source[1] for source in sources],
+                        [kinds if source is not now else kinds[:0] for source in sources], row)
                 check_same("step_statistics", *both_operators("step_statistics", *args))
         check_same("step_gaps", *both_operators("step_gaps", now[0].half(), last[0].half(), row), 1e-4)
 

@@ -30,7 +30,7 @@ TEST(PanelMetric, EveryChoiceIsInItsResult) {
   const TraceMeta meta = meta_of_trace();
   for (const PanelMetric& choice : panel_metrics()) {
     SCOPED_TRACE(choice.view.label);
-    if (choice.metric == "selection") continue;  // test_step_keys.cpp
+    if (choice.metric == "selection") continue;     // test_step_keys.cpp
     if (metric_by_name(choice.metric).only_with) {  // newer than the frozen trace
       ASSERT_TRUE(lacks(meta, choice));
       continue;
@@ -61,6 +61,27 @@ TEST(PanelMetric, ATauThatTheTraceLacksHasNoValues) {
   for (const float value : head_grid(result, choice, meta).values) EXPECT_TRUE(std::isnan(value));
   for (const HeadCurve& curve : head_curves(means_by_step(result, choice), meta).curves) {
     EXPECT_TRUE(curve.steps.empty());
+  }
+}
+
+TEST(PanelMetric, RowsOfOneKindAreTheirPartOfTheArray) {
+  const TraceMeta meta = meta_of_trace();
+  const MetricResult result = compute("kept_pair");
+  const ResultArray& array = result.array("kept_error_head");  // tau, rows, layer, head
+  const std::vector<std::string> names{"kept_error_masks", "kept_error_known",
+                                       "kept_error_decided"};
+  const auto tau = static_cast<std::size_t>(std::ranges::find(array.axes[0].index, 2.0) -
+                                            array.axes[0].index.begin());
+  for (std::size_t kind = 0; kind < names.size(); ++kind) {
+    const SimilarityMatrix grid =
+        head_grid(result, panel_metrics()[panel_metric(names[kind])], meta);
+    for (std::size_t layer = 0; layer < grid.rows; ++layer) {
+      for (std::size_t head = 0; head < grid.columns; ++head) {
+        const auto wanted = static_cast<float>(array.at({tau, 1 + kind, layer, head}));
+        const float shown = grid.values[layer * grid.columns + head];
+        EXPECT_TRUE(shown == wanted || (std::isnan(shown) && std::isnan(wanted)));
+      }
+    }
   }
 }
 

@@ -41,6 +41,7 @@ ResultArray shown_part(ResultArray array, const PanelMetric& choice) {
   if (array.has_axis("estimator")) {
     array = first_of_axis(array, "estimator");
   }
+  if (choice.view.rows != nullptr) array = part_at(array, "rows", choice.view.rows);
   return array;
 }
 
@@ -95,7 +96,11 @@ std::vector<PanelMetric> make_panel_metrics() {
   std::vector<PanelMetric> all;
   for (const MetricInfo& metric : all_metrics()) {
     for (const MetricView& view : metric.views) {
-      all.push_back({metric.name, view.level == nullptr ? metric.level : view.level, view});
+      std::string name = view.array;
+      if (view.rows != nullptr && view.rows != std::string_view("all")) {
+        name += std::string("_") + view.rows;
+      }
+      all.push_back({metric.name, view.level == nullptr ? metric.level : view.level, view, name});
     }
   }
   return all;
@@ -108,12 +113,12 @@ const std::vector<PanelMetric>& panel_metrics() {
   return all;
 }
 
-std::size_t panel_metric(std::string_view array) {
+std::size_t panel_metric(std::string_view name) {
   const std::vector<PanelMetric>& all = panel_metrics();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i].view.array == array) return i;
+    if (all[i].name == name) return i;
   }
-  throw std::out_of_range(fmt::format("no panel shows the array {}", array));
+  throw std::out_of_range(fmt::format("no panel shows {}", name));
 }
 
 std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choice) {

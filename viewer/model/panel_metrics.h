@@ -20,12 +20,13 @@ struct PanelMetric {
   std::string metric;
   std::string level;  ///< lowest --record level
   MetricView view;
+  std::string name;  ///< for --show: that of the array, and of single rows ("lse_change")
 };
 
 /// The views of all metrics; the panels know them by their index.
 const std::vector<PanelMetric>& panel_metrics();
-/// Index of the view of this array. Throws std::out_of_range if there is none.
-std::size_t panel_metric(std::string_view array);
+/// Index of the view of this name. Throws std::out_of_range if there is none.
+std::size_t panel_metric(std::string_view name);
 
 /// Why a trace can't have the metric, for the user: its level, or sets of a sparse policy without
 /// those of exact attention. nullopt if it can.

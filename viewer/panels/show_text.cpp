@@ -19,10 +19,10 @@ using Words = std::vector<std::string_view>;
 
 Words scope_words() { return {"trace", "sequence", "block"}; }
 
-/// Names of panel_metrics(): the names of their arrays in `analyze --json`.
+/// Names of panel_metrics(): the names of their arrays in `analyze --json`, and of their rows.
 Words metric_names() {
   Words names;
-  for (const PanelMetric& choice : panel_metrics()) names.emplace_back(choice.view.array);
+  for (const PanelMetric& choice : panel_metrics()) names.emplace_back(choice.name);
   return names;
 }
 

@@ -182,7 +182,7 @@ class RowWriter:
         now = LayerValues(layers, inputs if len(inputs) == len(layers) else None, slot)
         one = row.one
         exact = not self._settings.interventions  # the runtime, too, knows no exact values with interventions
-        values = history.summarise(one.step, one.changed, one.context_length, now, exact)
+        values = history.summarise(one, now, exact)
         if not one.recorded(self._settings):
             return
         regions = self._settings.regions

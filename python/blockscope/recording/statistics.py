@@ -114,14 +114,15 @@ class History:
     last_step: int = 0
     last: list[tuple[Part, Part]] = field(default_factory=list)  # external, internal
     sources: list[list[Part]] = field(default_factory=list)  # by tau: the pairs that the reuse rule would hold
-    counters: list[Any] = field(default_factory=lambda: [_core.ReuseCounter(tau) for tau in _core.reuse_taus])
+    kept: list[Any] = field(default_factory=lambda: [_core.KeptCounter(tau) for tau in _core.reuse_taus])
+    kinds: list[torch.Tensor] = field(default_factory=list)  # by tau: [B] uint8, or [0]: it reads at this step
     first_query: list[torch.Tensor] = field(default_factory=list)
     first_hidden: list[torch.Tensor | None] = field(default_factory=list)
     first_set: torch.Tensor | None = None
 
-    def summarise(self, step: int, changed: int, context_length: int, now: LayerValues,
-                  exact: bool = True) -> dict[str, torch.Tensor]:
+    def summarise(self, one: Pass, now: LayerValues, exact: bool = True) -> dict[str, torch.Tensor]:
         """exact: whether the parts are the model's own. If not, comparisons of them say nothing, and are left out."""
+        step, context_length = one.step, one.context_length
         heads, operators, count = now.heads(), kernels.of(now.layers[0].query), len(now.layers)
         taus = _core.reuse_taus
         values = {"/attention/lse_external": now.stacked(lambda layer: layer.external.lse),
@@ -131,29 +132,37 @@ class History:
             return values
         self._compare_sets(step, context_length, now.topk(), values)
         if context_length > 0:
-            external = [one.external for one in heads]
-            # Whether the model decided a token as [MASK] can't be seen from outside, so M is what it decided.
-            self.sources = [held if counter.reuses(step, changed, changed) else external
-                            for counter, held in zip(self.counters, self.sources or [external] * len(taus))]
+            self._keep([each.external for each in heads], one)
         last = self.last if self.last_step == step - 1 else []
-        found = [self._statistics(operators, context_length > 0, one, index, last) for index, one in enumerate(heads)]
+        found = [self._statistics(operators, context_length > 0, each, index, last) for index, each in enumerate(heads)]
         for column, name in enumerate(("external_mass", "similarity_external", "similarity_internal")):
             if found[0][column].numel() > 0:
                 values[f"/summary/{name}"] = torch.cat([row[column] for row in found]).view(count, -1)
         if context_length > 0:
             values["/summary/reuse_error"] = torch.cat([row[3] for row in found], 1).view(len(taus), count, -1, 4)
-        self.last, self.last_step = [(one.external, one.internal) for one in heads], step
+            values["/summary/kept_pair"] = torch.cat([row[4] for row in found], 1).view(
+                len(taus), count, -1, *found[0][4].shape[2:])
+        self.last, self.last_step = [(each.external, each.internal) for each in heads], step
         return values
+
+    def _keep(self, external: list[Part], one: Pass) -> None:
+        """Updates the pairs, and the kinds of the rows that reuse them."""
+        held, self.sources, self.kinds = self.sources, [], []
+        for index, pair in enumerate(self.kept):
+            # Whether the model decided a token as [MASK] can't be seen from outside, so M is what it decided.
+            kinds = pair.reuses(one.step, one.changed, one.changed, one.masked, one.changed_rows)
+            self.sources.append(held[index] if kinds and held else external)
+            self.kinds.append(torch.tensor(list(kinds) if held else [], dtype=torch.uint8))
 
     def _statistics(self, operators: Any, prefix: bool, now: Heads, index: int,
                     last: list[tuple[Part, Part]]) -> tuple[torch.Tensor, ...]:
-        """[H], [H], [H], [tau, H, 4]; empty without a step to compare with."""
+        """[H], [H], [H], [tau, H, 4], [tau, H, kind, sum]; empty without a step to compare with."""
         sources = [held[index] for held in self.sources] if prefix else []
         return operators.step_statistics(
             now.external.output if prefix else None, now.external.lse if prefix else None, now.internal.output,
             now.internal.lse, last[index][0].output if prefix and last else None,
             last[index][1].output if last else None, [source.output for source in sources],
-            [source.lse for source in sources], 0)
+            [source.lse for source in sources], self.kinds if prefix else [], 0)
 
     def _compare_with_first(self, step: int, heads: list[Heads], operators: Any, values: dict[str, torch.Tensor],
                             count: int) -> None:

@@ -89,6 +89,7 @@ class Pass:
     context_length: int = 0  # N, external keys
     changed: int = 0  # M
     masked: list[bool] = field(default_factory=list)  # [B] of the block's input
+    changed_rows: list[bool] = field(default_factory=list)  # [B] that differ from the step before
 
     @property
     def masks_left(self) -> int:
@@ -220,7 +221,7 @@ class Sequence:
             self.prompt_length = block
         self.bidirectional = False
         self.block, self.block_start, self.step = block, block, 1
-        return Pass(kind, start, length, block, block, 1, block, 0, [False])
+        return Pass(kind, start, length, block, block, 1, block, 0, [False], [False])
 
     # --- blocks -------------------------------------------------------------------------------------------------
 
@@ -245,11 +246,12 @@ class Sequence:
         mask = self.settings.mask_token_id
         block_input = self.tokens[self.block_start:self.block_start + size]
         masked = [token == mask for token in block_input]
-        changed = sum(a != b for a, b in zip(block_input, self.last_input)) if self.last_input else 0
+        changed = [a != b for a, b in zip(block_input, self.last_input or block_input)]
         self.input_before, self.last_input = self.last_input, block_input
         context = self.canvas - size if self.bidirectional else self.block_start
         step = self.step if kind is Kind.DENOISE else 0
-        return Pass(kind, start, length, self.block, self.block_start, step, context, changed, masked)
+        return Pass(kind, start, length, self.block, self.block_start, step, context, sum(changed), masked,
+                    changed)
 
     def _kind(self, given: PassInput, has_masks: bool) -> Kind:
         start, length, size = given.start, given.length, self.settings.block_length

@@ -211,24 +211,30 @@ def _similarity(a: Tensor, b: Tensor) -> Tensor:
 def step_statistics(
     external: Tensor | None, lse_external: Tensor | None, internal: Tensor, lse_internal: Tensor,
     last_external: Tensor | None, last_internal: Tensor | None, sources: list[Tensor], source_lses: list[Tensor],
-    row: int,
+    source_kinds: list[Tensor], row: int,
 ) -> tuple[Tensor, ...]:
-    """external_mass, similarity_external, similarity_internal, errors"""
+    """external_mass, similarity_external, similarity_internal, errors, kept"""
     none = internal.new_empty(0)
     inside = internal[row], lse_internal[row]
     similarity_internal = none if last_internal is None else _similarity(inside[0], last_internal[row])
     if external is None or lse_external is None:
-        return none, none, similarity_internal, internal.new_empty(0, internal.shape[1], 4)
+        shape = 0, internal.shape[1]
+        return none, none, similarity_internal, internal.new_empty(*shape, 4), internal.new_empty(*shape, 3, 5)
     outside = external[row], lse_external[row]
     mass = torch.sigmoid(outside[1] - inside[1]).nanmean(-1)
     similarity_external = none if last_external is None else _similarity(outside[0], last_external[row])
     true = _merged(*outside, *inside)
-    sums: dict[int, Tensor] = {}  # most rules usually hold the same pair
-    for source, lse in zip(sources, source_lses):
-        if source.data_ptr() not in sums:
-            got = true if source.data_ptr() == external.data_ptr() else _merged(source[row], lse[row], *inside)
-            sums[source.data_ptr()] = _error_sums(got, true)
-    return mass, similarity_external, similarity_internal, torch.stack([sums[x.data_ptr()] for x in sources])
+    sums: dict[int, tuple[Tensor, Tensor]] = {}  # most rules usually hold the same pair
+    for source, lse, kinds in zip(sources, source_lses, source_kinds):
+        if source.data_ptr() in sums:
+            continue
+        got = true if source.data_ptr() == external.data_ptr() else _merged(source[row], lse[row], *inside)
+        kept = internal.new_full((internal.shape[1], 3, 5), math.nan)
+        if kinds.numel():
+            kept = _kept_sums((source[row], lse[row]), outside, got, true, kinds.to(internal.device))
+        sums[source.data_ptr()] = _error_sums(got, true), kept
+    errors, kept_sums = zip(*(sums[x.data_ptr()] for x in sources))
+    return mass, similarity_external, similarity_internal, torch.stack(errors), torch.stack(kept_sums)
 
 
 def _error_sums(got: Tensor, true: Tensor) -> Tensor:
@@ -237,6 +243,20 @@ def _error_sums(got: Tensor, true: Tensor) -> Tensor:
     got, true = (torch.where(there, x, 0.0) for x in (got, true))
     error = got - true
     return torch.stack([x.sum((-2, -1)) for x in (error * error, error.abs(), true * true, true * got)], -1)
+
+
+def _kept_sums(source: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor], got: Tensor, true: Tensor,
+               kinds: Tensor) -> Tensor:
+    """[H, kind, 5]: rows, cosine, change of L_out, e^2, reference^2, over the rows where both have a finite L_out.
+    source, now: A_out [H, B, D] and L_out [H, B]."""
+    change = (source[1] - now[1]).abs()
+    there = change.isfinite() & ~(got - true).isnan().any(-1)
+    a, b = source[0], now[0]
+    squares = (a * a).sum(-1) * (b * b).sum(-1)
+    values = torch.stack([torch.ones_like(change), (a * b).sum(-1) * squares.clamp_min(1e-37).rsqrt(), change,
+                          (got - true).square().sum(-1), true.square().sum(-1)], -1)  # [H, B, 5]
+    values = torch.where(there.unsqueeze(-1), values, 0.0)
+    return torch.stack([values[:, kinds == kind].sum(1) for kind in range(3)], 1)
 
 
 def step_gaps(x: Tensor, first: Tensor, row: int) -> tuple[Tensor, Tensor]:
