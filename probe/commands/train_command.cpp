@@ -97,7 +97,7 @@ void check_training(const CLI::App& command, const TrainFlags& flags) {
   for (const char* option :
        {"--reuse-steps", "--reuse-learning-rate", "--weight-decay", "--lora-modules", "--lora-rank",
         "--lora-alpha", "--lora-dropout", "--unroll", "--quota", "--threshold", "--reuse-weight",
-        "--dense-weight", "--probes", "--shown-share", "--block-length", "--data", "--merge"}) {
+        "--dense-weight", "--probes", "--start-steps", "--block-length", "--data", "--merge"}) {
     refuse_idle(command, option, run.reuse_stage, "--stage reuse");
   }
   for (const char* option : {"--hidden", "--family", "--tokenizer"}) {

@@ -184,9 +184,9 @@ void add_reuse_options(CLI::App& command, TrainFlags& flags) {
   add("--dense-weight", reuse.objective.dense_weight, "Weight KL(teacher || exact student)")
       ->check(weight);
   add("--probes", reuse.batch.probes, "Probe at most this many blocks of a document")->check(count);
-  add("--shown-share", reuse.batch.shown_share,
-      "Begin this share of the probes with some of their true tokens")
-      ->check(real_number(0.0, 1.0));
+  add("--start-steps", reuse.objective.start_steps,
+      "Let the teacher take 0 to so many steps before the first, drawn per batch")
+      ->check(whole_number(0, 64));
   command
       .add_option("--block-length", reuse.batch.block_length,
                   "Set the length of a probe block (default: the base's block length)")

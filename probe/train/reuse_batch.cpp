@@ -48,20 +48,15 @@ std::vector<Probe> chosen(std::vector<Probe> probes, const ReuseBatchSpec& spec,
   return kept;
 }
 
-/// The probe's rows: masks after the known tokens. Some probes show a random part of the others.
-TokenIds rows_of(const Probe& probe, std::int64_t mask, const ReuseBatchSpec& spec,
-                 TaskRandom& random) {
+/// The probe's rows: its known tokens, then masks.
+TokenIds rows_of(const Probe& probe, std::int64_t mask) {
   TokenIds rows = probe.tokens;
-  const bool shows = spec.shown_share > 0.0 && random.uniform() < spec.shown_share;
-  const double share = shows ? random.uniform() : 0.0;
-  for (std::size_t i = probe.known; i < rows.size(); ++i) {
-    if (!shows || random.uniform() >= share) rows[i] = mask;
-  }
+  std::fill(rows.begin() + static_cast<std::ptrdiff_t>(probe.known), rows.end(), mask);
   return rows;
 }
 
 ReuseBatch finish(const BatchLayout& layout, const std::vector<std::vector<Probe>>& probes,
-                  const ReuseTokens& tokens, const ReuseBatchSpec& spec, TaskRandom& random) {
+                  const ReuseTokens& tokens, const ReuseBatchSpec& spec) {
   ReuseBatch out;
   out.prefix = layout.finish(tokens.fill);
   out.block_length = spec.block_length;
@@ -88,7 +83,7 @@ ReuseBatch finish(const BatchLayout& layout, const std::vector<std::vector<Probe
       lines.narrow(1, 0, probe.shared).zero_();
       lines.narrow(1, probe.own_begin, probe.own_end - probe.own_begin).zero_();
       seen[p] = std::max({seen[p], probe.shared, probe.own_end});
-      const TokenIds ids = rows_of(probe, tokens.mask, spec, random);
+      const TokenIds ids = rows_of(probe, tokens.mask);
       std::copy(ids.begin(), ids.end(),
                 out.tokens.mutable_data_ptr<std::int64_t>() + s * rows + row);
       out.positions[s]
@@ -125,7 +120,7 @@ ReuseBatch make_reuse_batch(const std::vector<TokenIds>& texts, const ReuseToken
     layout.begin_document();
     layout.add(slice(ids, 0, probes.back().back().position), 0, -1, 0);
   }
-  return finish(layout, probes, tokens, spec, random);
+  return finish(layout, probes, tokens, spec);
 }
 
 ReuseBatch make_reuse_batch(const std::vector<TaskDocument>& documents, const TaskTokens& tokens,
@@ -166,7 +161,7 @@ ReuseBatch make_reuse_batch(const std::vector<TaskDocument>& documents, const Ta
     }
     probes.push_back(chosen(std::move(all), spec, random));
   }
-  return finish(layout, probes, {tokens.mask, tokens.end}, spec, random);
+  return finish(layout, probes, {tokens.mask, tokens.end}, spec);
 }
 
 }  // namespace blockscope

@@ -19,7 +19,6 @@ struct ReuseBatchSpec {
   std::int64_t block_length = 0;  // B; 0 in options: the base's
   std::int64_t probes = 64;       // most probe blocks of a document
   bool random = true;             // which blocks are probed; false: evenly spaced ones
-  double shown_share = 0.0;       // share of probes that begin with some of their true tokens
 };
 
 /// S documents, P probe blocks of B rows, C columns of true tokens.

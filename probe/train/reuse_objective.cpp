@@ -198,12 +198,12 @@ std::vector<Step> teach(const BlockDiffusionModel& teacher, const ReuseBatch& ba
   const std::vector<KeysValues> prefix = prefix_of(teacher, batch.prefix);
   std::vector<Step> steps;
   at::Tensor tokens = batch.tokens;
-  for (std::int64_t s = 0; s < objective.unroll; ++s) {
+  for (std::int64_t s = -objective.start_steps; s < objective.unroll; ++s) {
     Step step{tokens, tokens.flatten().eq(objective.mask_token).nonzero().flatten(), {}};
     ProbeRows rows(prefix, masks, nullptr);
     step.log_probability = predictions(teacher, step, batch, rows);
     if (s + 1 < objective.unroll) tokens = decided(step, batch.block_length, objective);
-    steps.push_back(std::move(step));
+    if (s >= 0) steps.push_back(std::move(step));
   }
   return steps;
 }

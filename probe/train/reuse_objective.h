@@ -2,6 +2,7 @@
 // dllm/generatev2.py:multi_block_probe_teacher_student). The teacher is the frozen base model; the
 // student has a LoRA part.
 //
+//   before    The teacher may decide some tokens, so that step 1 is a later step of its block.
 //   step 1    The teacher computes all probes exactly and decides tokens. The student computes the
 //             same input with gradient and keeps A_out, L_out of every layer: the pair.
 //   step s    The input has the teacher's tokens of the steps before. The teacher computes it
@@ -24,11 +25,12 @@
 namespace blockscope {
 
 struct ReuseObjective {
-  std::int64_t unroll = 2;    // steps; those after the first reuse
-  std::int64_t quota = 1;     // most tokens of a block that the teacher decides at a step
-  double threshold = 0.9;     // it decides those above this probability, or the best one
-  double reuse_weight = 0.5;  // of KL(teacher || reuse)
-  double dense_weight = 0.5;  // of KL(teacher || dense)
+  std::int64_t unroll = 2;       // steps; those after the first reuse
+  std::int64_t quota = 1;        // most tokens of a block that the teacher decides at a step
+  std::int64_t start_steps = 0;  // the teacher's steps before the first
+  double threshold = 0.9;        // it decides those above this probability, or the best one
+  double reuse_weight = 0.5;     // of KL(teacher || reuse)
+  double dense_weight = 0.5;     // of KL(teacher || dense)
   std::int64_t mask_token = 0;
 };
 

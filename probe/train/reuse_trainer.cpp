@@ -32,12 +32,13 @@ std::vector<ExpectedTensor> parameters_of(const std::vector<AdapterTarget>& targ
   return tensors;
 }
 
-/// As in training, with more chains: their second lookup needs the first one's answer, so a pass
+/// As in training, with mostly chains: their second lookup needs the first one's answer, so a pass
 /// that reuses loses them first.
 DocumentSpec reuse_spec(int level, TaskRandom& random) {
   DocumentSpec spec = training_spec(level, random);
   if (spec.chains == 0) return spec;
-  spec.chains = level < 2 ? 2 : 6;
+  spec.chains = level < 2 ? 3 : 10;
+  for (std::size_t& count : spec.questions) count = std::min<std::size_t>(count, 1);
   spec.questions[static_cast<std::size_t>(Task::kChain)] = spec.chains;
   return spec;
 }
@@ -164,6 +165,8 @@ ReuseReport ReuseTrainer::step() {
   ReuseObjective objective = options_.objective;
   objective.quota = static_cast<std::int64_t>(
       random.between(1, static_cast<std::size_t>(options_.objective.quota)));
+  objective.start_steps = static_cast<std::int64_t>(
+      random.between(0, static_cast<std::size_t>(options_.objective.start_steps)));
   at::manual_seed(random.next());  // dropout
   const at::Device device(options_.device);
   ReuseLoss loss;
@@ -187,7 +190,8 @@ ReuseReport ReuseTrainer::validate(std::size_t documents) const {
   ReuseReport sum;
   ReuseBatchSpec spec = options_.batch;
   spec.random = false;
-  spec.shown_share = 0.0;
+  ReuseObjective objective = options_.objective;
+  objective.start_steps = 0;
   sum.step = step_;
   sum.context_length = std::int64_t{64} << options_.last_level;
   if (const auto* texts = std::get_if<TextSource>(&source_)) {
@@ -197,8 +201,8 @@ ReuseReport ReuseTrainer::validate(std::size_t documents) const {
     TaskRandom random(TaskSplit::kTest, (options_.seed & 0xffff) + kStream, i);
     const ReuseBatch batch = make_batch(sum.context_length, 1, spec, i, random, true);
     const AutocastGuard autocast(options_.bfloat16, at::Device(options_.device).type());
-    const ReuseLoss loss = reuse_loss(teacher_, evaluated_, batch, options_.objective);
-    sum.add(report_of(loss, options_.objective, batch));
+    const ReuseLoss loss = reuse_loss(teacher_, evaluated_, batch, objective);
+    sum.add(report_of(loss, objective, batch));
   }
   return sum;
 }

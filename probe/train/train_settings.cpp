@@ -152,7 +152,8 @@ const std::vector<Setting>& settings() {
       plain(
           "probes", Part::kReuse, [](auto& o) -> auto& { return o.reuse.batch.probes; }),
       plain(
-          "shown-share", Part::kReuse, [](auto& o) -> auto& { return o.reuse.batch.shown_share; }),
+          "start-steps", Part::kReuse,
+          [](auto& o) -> auto& { return o.reuse.objective.start_steps; }),
       plain(
           "block-length", Part::kReuse,
           [](auto& o) -> auto& { return o.reuse.batch.block_length; }),

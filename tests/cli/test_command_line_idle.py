@@ -108,7 +108,7 @@ class Idle(CommandLineCase):
         yield (train, [["--reuse-steps", 1], ["--reuse-learning-rate", 1], ["--weight-decay", 0], ["--lora-modules", "q"],
                        ["--lora-rank", 2], ["--lora-alpha", 2], ["--lora-dropout", 0], ["--unroll", 3], ["--quota", 2],
                        ["--threshold", 0.5], ["--reuse-weight", 1], ["--dense-weight", 1], ["--probes", 3],
-                       ["--shown-share", 0.5], ["--block-length", 4], ["--data", "x"], ["--merge"]])
+                       ["--start-steps", 2], ["--block-length", 4], ["--data", "x"], ["--merge"]])
         yield (train, [["--tasks", "sort"], ["--context", 64], ["--split", "test"], ["--prompts-out", "x"],
                        ["--evaluate-documents", 0, "--evaluate-every", 3],
                        ["--last-context", 64, "--drill-share", 0.5],

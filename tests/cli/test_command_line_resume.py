@@ -166,7 +166,7 @@ class Resume(CommandLineCase):
         data = self.root / "texts.jsonl"
         data.write_text("".join(json.dumps({"input_ids": [(i * j) % 256 for i in range(20 + j)]}) + "\n" for j in range(30)))
         flags = ["--stage", "reuse", "--init", self.model, "--data", data, "--lora-rank", 4, "--probes", 3, "--steps", 150,
-                 "--shown-share", 0.5, "--seed", 3, "--first-context", 64, "--last-context", 64, "--evaluate-every", 0]
+                 "--start-steps", 2, "--seed", 3, "--first-context", 64, "--last-context", 64, "--evaluate-every", 0]
         self.must(*self.train(*flags, "--evaluate-documents", 0, out="adapter", work="adapter-work"))
         state = self.cut_training(*flags, "--evaluate-documents", 0, out="adapter-cut", work="adapter-cut-work", stage="reuse")
         resume = self.train("--resume", out="adapter-cut", work="adapter-cut-work")

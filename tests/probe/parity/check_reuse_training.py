@@ -15,10 +15,10 @@ BETA1, BETA2, EPSILON, DECAY, RATE = 0.9, 0.95, 1e-8, 0.05, 0.01
 STREAM = (1 << 21) + (1 << 20)
 BITS = (1 << 64) - 1
 CASES = [
-    dict(spec="sdar-g2", modules="q,k,v,o", rank=3, alpha=6, unroll=2, quota=1, threshold=0.9, weights=(0.5, 0.5)),
-    dict(spec="sdar-g3-tied", modules="q,v", rank=2, alpha=2, unroll=3, quota=3, threshold=0.3, weights=(0.7, 0.2)),
-    dict(spec="sdar-mqa-bias-sharded", modules="k,o", rank=4, alpha=2, unroll=4, quota=2, threshold=0.1, weights=(1.0, 0.0)),
-    dict(spec="sdarmoe-16", modules="q,k,v,o", rank=2, alpha=4, unroll=2, quota=2, threshold=0.2, weights=(0.5, 1.0)),
+    dict(spec="sdar-g2", modules="q,k,v,o", rank=3, alpha=6, unroll=2, quota=1, start=0, threshold=0.9, weights=(0.5, 0.5)),
+    dict(spec="sdar-g3-tied", modules="q,v", rank=2, alpha=2, unroll=3, quota=3, start=2, threshold=0.3, weights=(0.7, 0.2)),
+    dict(spec="sdar-mqa-bias-sharded", modules="k,o", rank=4, alpha=2, unroll=4, quota=2, start=1, threshold=0.1, weights=(1.0, 0.0)),
+    dict(spec="sdarmoe-16", modules="q,k,v,o", rank=2, alpha=4, unroll=2, quota=2, start=3, threshold=0.2, weights=(0.5, 1.0)),
 ]
 NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 
@@ -145,8 +145,12 @@ def losses(teacher, student, texts, case, block, mask):
         for first in range(block, last + 1, block):
             of = lambda kept: [(k[:, :first], v[:, :first]) for k, v in kept]
             tokens = torch.full((block,), mask)
-            with torch.no_grad():
-                known, _ = teacher.probe(tokens, first, of(of_teacher))
+            for _ in range(case["start"] + 1):
+                before = tokens
+                with torch.no_grad():
+                    known, _ = teacher.probe(before, first, of(of_teacher))
+                tokens = decided(before, known, case, mask)
+            tokens = before
             _, pairs = student.probe(tokens, first, of(of_student))
             for _ in range(1, case["unroll"]):
                 tokens = decided(tokens, known, case, mask)
@@ -163,15 +167,15 @@ def losses(teacher, student, texts, case, block, mask):
     return [s / count for s in sums], [a / count for a in agree]
 
 
-def drawn_texts(texts, step, seed, documents, context, block, quota):
-    """The batch of a step: which texts, and where each is cut; and its quota."""
+def drawn_texts(texts, step, seed, documents, context, block, case):
+    """The batch of a step: which texts, and where each is cut; its quota and the teacher's steps before the first."""
     stream = Stream(((seed + STREAM) << 40) | step)
     stream.between(0, 0)  # the only curriculum level
     chosen = []
     for _ in range(documents):
         text = texts[stream.between(0, len(texts) - 1)]
         chosen.append(text[:min(len(text), max(2 * block, stream.between(context // 2 + 1, context)))])
-    return chosen, stream.between(1, quota)
+    return chosen, {"quota": stream.between(1, case["quota"]), "start": stream.between(0, case["start"])}
 
 
 def flat(parts, names):
@@ -195,7 +199,7 @@ def check_case(folder, number, case):
                     "--seed", seed, "--decay", 0, "--warmup", 1, "--first-context", 64, "--last-context", 64, "--batch-tokens",
                     192, "--evaluate-documents", 0, "--evaluate-every", 0, "--lora-dropout", 0, "--lora-modules",
                     case["modules"], "--lora-rank", case["rank"], "--lora-alpha", case["alpha"], "--unroll", case["unroll"],
-                    "--quota", case["quota"], "--threshold", case["threshold"], "--reuse-weight", case["weights"][0],
+                    "--quota", case["quota"], "--start-steps", case["start"], "--threshold", case["threshold"], "--reuse-weight", case["weights"][0],
                     "--dense-weight", case["weights"][1], "--reuse-learning-rate", RATE, "--threads", 1)
         parts = {}
         for name, part in load_file(out / "adapter_model.safetensors").items():
@@ -212,9 +216,9 @@ def check_case(folder, number, case):
     for part in parts.values():
         part.requires_grad_()
     base = load_weights(model)
-    batch, quota = drawn_texts(texts, steps, seed, 3, 64, block, case["quota"])
+    batch, drawn = drawn_texts(texts, steps, seed, 3, 64, block, case)
     student = Model(spec, base, parts, case["alpha"] / case["rank"])
-    (reuse, dense), agree = losses(Model(spec, base), student, batch, case | {"quota": quota}, block, mask)
+    (reuse, dense), agree = losses(Model(spec, base), student, batch, case | drawn, block, mask)
     loss = case["weights"][0] * reuse + case["weights"][1] * dense
     loss.backward()
     gradient = torch.cat([parts[name].grad.flatten() for name in order]).detach()
