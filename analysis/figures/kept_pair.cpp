@@ -65,6 +65,7 @@ std::optional<ReportFigure> kept_by_age(const MetricResult& result,
   ages.curves = merge_equal(ages.curves, "\u03c4 = ");
   Panels panels{.count = 2, .columns = 2, .plot_width = 350, .plot_height = 220};
   panels.gap_x = 84;
+  panels.top = 66;                   // five curves
   const auto key = [&](int right) {  // above the plot
     return fmt::format("set key horizontal right top at {}\n", panels.at(right, 4));
   };

@@ -238,4 +238,40 @@ void Recorder::record_recall(const SequencePass& pass, Slot& slot, LayerHistory&
   put_floats(slot, Field::set_recall, layer_index, recall.data(), recall.size());
 }
 
+void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics) {
+  const size_t layers = options_.meta.layers.size();
+  const size_t heads = options_.meta.heads.size();
+  auto& out = slot.floats[Field::reuse_error];  // [tau, layer, head, sum]
+  out.resize(kReuseTaus.size() * layers * heads * 4, kNaN);
+  for (size_t t = 0; t < kReuseTaus.size(); ++t) {
+    for (size_t h = 0; h < heads; ++h) {
+      const ErrorSums& sum = statistics.reuse_error[t][static_cast<size_t>(options_.meta.heads[h])];
+      float* cell = &out[((t * layers + static_cast<size_t>(layer_index)) * heads + h) * 4];
+      cell[0] = static_cast<float>(sum.squared);
+      cell[1] = static_cast<float>(sum.absolute);
+      cell[2] = static_cast<float>(sum.reference);
+      cell[3] = static_cast<float>(sum.dot);
+    }
+  }
+}
+
+void Recorder::put_kept(Slot& slot, int64_t layer_index, const LayerStatistics& statistics) {
+  const size_t layers = options_.meta.layers.size();
+  const size_t heads = options_.meta.heads.size();
+  constexpr size_t kSums = kRowKinds.size() * kKeptSums;
+  auto& out = slot.floats[Field::kept_pair];  // [tau, layer, head, kind, sum]
+  out.resize(kReuseTaus.size() * layers * heads * kSums, kNaN);
+  for (size_t t = 0; t < statistics.kept.size(); ++t) {
+    if (statistics.kept[t].empty()) continue;  // the rule reads at this step
+    for (size_t h = 0; h < heads; ++h) {
+      float* cell = &out[((t * layers + static_cast<size_t>(layer_index)) * heads + h) * kSums];
+      for (const KeptSums& sums : statistics.kept[t][static_cast<size_t>(options_.meta.heads[h])]) {
+        for (const double sum : {sums.rows, sums.cosine, sums.lse, sums.squared, sums.reference}) {
+          *cell++ = static_cast<float>(sum);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace blockscope
