@@ -65,11 +65,11 @@ void draw_calibration_result(const CalibrationEdit& edit, bool dark) {
   }
   ImGui::PushStyleColor(ImGuiCol_Text, warning_colour(dark));
   for (const std::string& warning : edit.warnings()) ImGui::TextWrapped("%s", warning.c_str());
-  if (const std::int64_t heads = edit.heads_unlike_loaded(); heads > 0) {
+  if (const std::int64_t unlike = edit.heads_unlike_loaded(); unlike > 0) {
     ImGui::TextWrapped(
         "%s", fmt::format("{} differently with the open traces: the loaded file was made from "
                           "other traces",
-                          plural(heads, "head comes out", "heads come out"))
+                          plural(unlike, "head comes out", "heads come out"))
                   .c_str());
   }
   ImGui::PopStyleColor();
