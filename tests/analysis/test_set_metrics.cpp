@@ -263,7 +263,7 @@ TEST(Calibration, StoredSimilaritiesWeighByThePositionsOfBothSteps) {
   trace.end(1.0F);
   const CalibrationSums sums = accumulate_calibration(TraceGroup({trace.finish()}), {});
   EXPECT_DOUBLE_EQ(sums.similarity[0][0][0], (1 * 0.25 + 2 * 1.0) / 3.0);
-  EXPECT_EQ(sums.count[0][0], 2);
+  EXPECT_EQ(sums.count[0][0][0], 2);
 }
 
 TEST(QueryStatistics, GapsOfUnitVectors) {

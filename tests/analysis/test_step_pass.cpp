@@ -25,7 +25,7 @@ using testing::make_trace;
 using testing::TraceMakerOptions;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-const std::vector<double> kTaus{2.0, kInfinity};
+const std::vector<ReuseRule> kRules{{2.0}, {kInfinity}, {2.0, ReuseCount::step}};
 
 struct Call {
   std::int64_t row = -1, previous = -1, first = -1;
@@ -48,7 +48,7 @@ class Recorder final : public StepMetric {
   Needs begin_trace(const TraceReader&, const TraceShape& shape) override {
     calls.resize(shape.layers.size());
     busy = std::vector<std::atomic<int>>(shape.layers.size());
-    return {{Field::attention_external, Field::attention_lse_external}, true, true, kTaus};
+    return {{Field::attention_external, Field::attention_lse_external}, true, true, kRules};
   }
   void add(const StepView& step) override {
     if (busy[step.layer()].fetch_add(1) != 0) overlapped = true;
@@ -60,9 +60,9 @@ class Recorder final : public StepMetric {
     call.before = floats(step.previous(Field::attention_external));
     call.start = floats(step.first(Field::attention_external));
     call.lse = floats(step.now(Field::attention_lse_external));
-    for (const double tau : kTaus) {
-      call.sources.push_back(row_of(step.source(tau)));
-      call.source_values.push_back(floats(step.source(Field::attention_external, tau)));
+    for (const ReuseRule& rule : kRules) {
+      call.sources.push_back(row_of(step.source(rule)));
+      call.source_values.push_back(floats(step.source(Field::attention_external, rule)));
     }
     calls[step.layer()].push_back(std::move(call));
     busy[step.layer()].fetch_sub(1);
@@ -91,14 +91,15 @@ std::vector<Call> expected_calls(const TraceReader& trace) {
   for (const auto& key : order) {
     std::int64_t previous = -1;
     std::int64_t first = -1;
-    std::vector<std::int64_t> sources(kTaus.size(), -1);
-    std::vector<std::int64_t> since(kTaus.size(), 0);  // tokens decided since the last read
+    std::vector<std::int64_t> sources(kRules.size(), -1);
+    std::vector<std::int64_t> since(kRules.size(), 0);  // tokens decided since the last read
     for (const std::size_t row : blocks[key]) {
       const std::int64_t known = columns.recorded[row] != 0 ? static_cast<std::int64_t>(row) : -1;
       if (columns.step[row] == 1) first = known;
-      for (std::size_t i = 0; i < kTaus.size(); ++i) {
+      for (std::size_t i = 0; i < kRules.size(); ++i) {
+        if (kRules[i].count == ReuseCount::step) since[i] = 0;
         since[i] += columns.changed[row];
-        if (columns.step[row] > 1 && static_cast<double>(since[i]) < kTaus[i]) continue;
+        if (columns.step[row] > 1 && static_cast<double>(since[i]) < kRules[i].tau) continue;
         sources[i] = known;
         since[i] = 0;
       }
@@ -143,7 +144,7 @@ void check_calls(const Recorder& metric, const TraceReader& trace) {
       expect_same(call.start, stored(trace, call.first, layer));
       expect_same(call.lse, trace.read_floats_at(Field::attention_lse_external, call.row,
                                                  static_cast<std::int64_t>(layer)));
-      for (std::size_t t = 0; t < kTaus.size(); ++t) {
+      for (std::size_t t = 0; t < kRules.size(); ++t) {
         expect_same(call.source_values[t], stored(trace, call.sources[t], layer));
       }
     }

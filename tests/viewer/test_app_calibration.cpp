@@ -28,11 +28,13 @@ class CalibrationTest : public AppTest {
   CalibrationEdit* edit() {
     return active_calibration(model(), app().state().of<CalibrationState>());
   }
-  bool reuses(std::size_t layer, std::size_t head) { return edit()->result()->reuse[layer][head]; }
+  bool reuses(std::size_t layer, std::size_t head) {
+    return edit()->result()->reuse.heads[0][layer][head];
+  }
   /// A gamma of three digits, so that its text is exact, that splits the heads.
   double splitting_gamma() {
     std::vector<double> all;
-    for (const auto& row : edit()->sums()->similarity)
+    for (const auto& row : edit()->sums()->similarity[0])
       all.insert(all.end(), row.begin(), row.end());
     std::ranges::sort(all);
     return std::round(500.0 * (all[all.size() / 2 - 1] + all[all.size() / 2])) / 1000.0;
@@ -50,7 +52,7 @@ TEST_F(CalibrationTest, GammaTakesEffectAtOnceAndIsUndone) {
     IM_CHECK_EQ(edit()->choice().gamma, gamma);
     for (std::size_t layer = 0; layer < 3; ++layer) {
       for (std::size_t head = 0; head < 4; ++head) {
-        IM_CHECK_EQ(reuses(layer, head), edit()->sums()->similarity[layer][head] > gamma);
+        IM_CHECK_EQ(reuses(layer, head), edit()->sums()->similarity[0][layer][head] > gamma);
       }
     }
     ctx->KeyPress(ImGuiMod_Ctrl | ImGuiKey_Z);

@@ -48,7 +48,7 @@ VerifyResult result_of(double slowdown, std::size_t repeats) {
   SettingResult own;
   own.setting = {read_policy("flashblock"), "flashblock,tau=2", R"({"policy":"flashblock"})",
                  ReuseSetting{}};
-  own.setting.reuse->reuse = {{true, false}};
+  own.setting.reuse->reuse = {{}, {{{true, false}}}};
   own.run = run_of(std::vector<double>(repeats, slowdown), 2.0 * slowdown);
   own.agreement = {100, 100, 20, 20};
   own.fidelity.reads = own.run.reads;

@@ -45,7 +45,7 @@ class VerifyRunTest : public ::testing::Test {
     flags.policy = "flashblock";
     flags.tau = tau;
     PolicySetting made = policy_setting(flags, model_);
-    made.reuse->reuse = std::move(mask);
+    made.reuse->reuse = {{}, {std::move(mask)}};
     return made;
   }
   PolicySetting setting(const std::string& text) const {
