@@ -93,7 +93,7 @@ class KeptReader {
 };
 
 /// Arrays `similarity_kept`, `lse_change`, `kept_error`, [tau, rows, layer, head, step] where
-/// the rule reuses; rows: all, then kRowKinds. With the suffix _age: [tau, rows, layer, head, age];
+/// the rule reuses; rows: all, then kRowKinds. With the suffix _age: [tau, rows, layer, age];
 /// _head: [tau, rows, layer, head]; _layer: [tau, rows, layer]; _rows: [tau, rows].
 std::unique_ptr<StepMetric> make_kept_pair(const MetricOptions& options);
 

@@ -52,26 +52,26 @@ class KeptMetric : public StepMetric {
   struct Missing {
     std::int64_t hidden = 0, unknown = 0, non_finite = 0;
   };
-  using Cells = std::vector<RowSets>;  // [tau * heads + head]
+  using Cells = std::vector<RowSets>;  // [tau * columns + column]
   struct Layer {
-    std::vector<Cells> steps;       // [step - 1]
-    std::vector<Cells> ages;        // [age - 1]
+    std::vector<Cells> steps;       // [step - 1], a column is a head
+    std::vector<Cells> ages;        // [age - 1], one column for all heads: arrays by head and age
+                                    // would be as large as those by head and step
     std::vector<Missing> left_out;  // [taus]
   };
   /// The place of an array's axis after tau, rows, layer and head.
   using Along = std::vector<Cells> Layer::*;
 
-  void add_cell(std::vector<Cells>& cells, std::int64_t index, std::size_t at,
+  void add_cell(std::vector<Cells>& cells, std::int64_t index, std::size_t columns, std::size_t at,
                 const RowSets& sets) const {
     if (std::cmp_less(cells.size(), index)) {
-      cells.resize(static_cast<std::size_t>(index),
-                   Cells(reader_.taus().size() * shape_.heads.size()));
+      cells.resize(static_cast<std::size_t>(index), Cells(reader_.taus().size() * columns));
     }
     add_to(cells[static_cast<std::size_t>(index - 1)][at], sets);
   }
   RowSets over_steps(std::size_t tau, std::size_t layer, std::size_t head) const;
   void add_along(MetricResult& result, const std::string& suffix, const std::string& axis,
-                 Along along) const;
+                 bool by_head, Along along) const;
   void add_pooled(MetricResult& result) const;
   /// Three arrays of `axes` from the sums of their cells, named with `suffix`.
   static void add_arrays(MetricResult& result, const std::string& suffix, const std::string& where,
@@ -109,9 +109,9 @@ void KeptMetric::add(const StepView& step) {
         sets[0].add(terms);
         sets[1 + kind] = terms;
       }
-      const std::size_t at = t * shape_.heads.size() + head;
-      add_cell(layer.steps, step.now().step, at, sets);
-      add_cell(layer.ages, taus[t].age, at, sets);
+      const std::size_t heads = shape_.heads.size();
+      add_cell(layer.steps, step.now().step, heads, t * heads + head, sets);
+      add_cell(layer.ages, taus[t].age, 1, t, sets);
     }
   }
 }
@@ -125,27 +125,29 @@ RowSets KeptMetric::over_steps(std::size_t tau, std::size_t layer, std::size_t h
 }
 
 void KeptMetric::add_along(MetricResult& result, const std::string& suffix, const std::string& axis,
-                           Along along) const {
+                           bool by_head, Along along) const {
   std::size_t size = 0;
   for (const Layer& layer : layers_) size = std::max(size, (layer.*along).size());
   ResultAxis last{axis, {}, {}};
   for (std::size_t i = 1; i <= size; ++i) last.index.push_back(static_cast<double>(i));
-  const std::size_t heads = shape_.heads.size();
+  const std::size_t columns = by_head ? shape_.heads.size() : 1;
   std::vector<KeptTerms> cells;
   for (std::size_t t = 0; t < reader_.taus().size(); ++t) {
     for (std::size_t rows = 0; rows < kRowSets; ++rows) {
       for (const Layer& layer : layers_) {
         const std::vector<Cells>& found = layer.*along;
-        for (std::size_t head = 0; head < heads; ++head) {
+        for (std::size_t column = 0; column < columns; ++column) {
           for (std::size_t i = 0; i < size; ++i) {
-            cells.push_back(i < found.size() ? found[i][t * heads + head][rows] : KeptTerms{});
+            cells.push_back(i < found.size() ? found[i][t * columns + column][rows] : KeptTerms{});
           }
         }
       }
     }
   }
-  add_arrays(result, suffix, "where reused",
-             {tau_axis(), rows_axis(), shape_.layer_axis(), shape_.head_axis(), last}, cells);
+  std::vector<ResultAxis> axes{tau_axis(), rows_axis(), shape_.layer_axis()};
+  if (by_head) axes.push_back(shape_.head_axis());
+  axes.push_back(last);
+  add_arrays(result, suffix, "where reused", axes, cells);
 }
 
 void KeptMetric::add_pooled(MetricResult& result) const {
@@ -229,8 +231,8 @@ MetricResult KeptMetric::finish() {
       "last step that reads under the rule; rows: masks, known at src, decided since";
   result.source = "FlashBlock (arXiv 2602.05305), section 4.2, and the calibration of its code";
   result.computed_from = computed_from_;
-  add_along(result, "", "step", &Layer::steps);
-  add_along(result, "_age", "age", &Layer::ages);
+  add_along(result, "", "step", true, &Layer::steps);
+  add_along(result, "_age", "age", false, &Layer::ages);
   add_pooled(result);
   count_left_out(result);
   return result;

@@ -50,6 +50,7 @@ struct FamilyTraining {
   bool by_name = false;    // --family offers it
   std::string backbone{};  // the family of the model during the first stage; empty: this one
   std::string target{};    // for a draft: the family of its targets
+  bool reuse = false;      // `train --stage reuse` can distil it
   /// Fits the trainer's default shapes to the family. Throws UsageError.
   void (*fit)(ModelConfig& shapes) = [](ModelConfig&) {};
   /// Makes the config.json of a trained model; null: the family can't be trained.

@@ -24,7 +24,8 @@ Family sdar_family() {
   family.mask_token = "<|MASK|>";
   family.default_mask_token_id = 151669;
   family.default_block_length = 4;
-  family.training = {.by_name = true, .backbone = "qwen3", .config_json = sdar_config_json};
+  family.training = {
+      .by_name = true, .backbone = "qwen3", .reuse = true, .config_json = sdar_config_json};
   return family;
 }
 
@@ -36,7 +37,7 @@ Family sdar_moe_family() {
   family.source = "SDAR, modeling_sdar_moe.py and generate.py:block_diffusion_generate";
   family.example = "capture JetLM/SDAR-30B-A3B-Chat";
   family.experts = true;
-  family.training = {};
+  family.training = {.reuse = true};
   return family;
 }
 

@@ -33,7 +33,6 @@ PassGraphs::PassGraphs(const BlockDiffusionModel& model, bool wanted)
       enabled_(wanted && has_graphs(model.device()) && !model.config().moe.has_value()) {}
 
 at::Tensor PassGraphs::single(const PassPlan& plan, ForwardSeams& seams) {
-  last_.clear();
   return model_.forward(rows_of(plan.ids, plan), rows_of(plan.positions, plan), seams);
 }
 

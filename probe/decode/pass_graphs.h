@@ -1,5 +1,5 @@
 // Denoising passes of a device as CUDA graphs. The steps of a block do the same work on the same
-// memory; only the token ids differ. The second step is captured. Each later step is one launch,
+// memory; only the token ids differ. The second such step is captured. Each later one is one launch,
 // instead of about ten a layer (docs/cuda.md, "Launches"). The results are bit-identical.
 #pragma once
 
@@ -26,7 +26,7 @@ class PassGraphs {
   /// rows and positions. Passes with equal values run the same operators over the same tensors.
   at::Tensor repeatable(const PassPlan& plan, const std::vector<int64_t>& same,
                         ForwardSeams& seams);
-  /// The same for a pass that must not be a graph. The next pass starts anew.
+  /// The same for a pass that must not be a graph. A graph of earlier passes stays.
   at::Tensor single(const PassPlan& plan, ForwardSeams& seams);
 
  private:
@@ -34,7 +34,7 @@ class PassGraphs {
 
   const BlockDiffusionModel& model_;
   bool enabled_ = false;
-  std::vector<int64_t> last_;           // the kind of the last pass; empty: not repeatable
+  std::vector<int64_t> last_;           // the kind of the last repeatable pass
   at::Tensor ids_, positions_;          // [entries, rows], read by the graph
   at::Tensor hidden_;                   // written by the graph
   std::unique_ptr<DeviceGraph> graph_;  // of passes of kind last_; null: not captured

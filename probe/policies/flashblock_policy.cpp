@@ -35,7 +35,6 @@ class FlashBlockPolicy : public AttentionPolicy {
     num_sequences_ = std::ssize(context.sequences);
     refreshes_ = false;
     for (const SequencePass& sequence : context.sequences) add_sequence(sequence);
-    if (refreshes_) ++generation_;
   }
 
   int64_t rows_read(int64_t slot, int64_t rows) const override {
@@ -61,7 +60,7 @@ class FlashBlockPolicy : public AttentionPolicy {
     // The pair that this pass used becomes the cached pair: the old one where rows reused it, the
     // new one elsewhere. A commit pass's pair is never read, as the next block's first step
     // recomputes.
-    if (refreshes_) cached = {parts.external, parts.lse_external};
+    if (refreshes_) keep(parts, cached);
     return parts;
   }
 
@@ -86,6 +85,21 @@ class FlashBlockPolicy : public AttentionPolicy {
     at::Tensor external;  // [S, H, B, D] float32
     at::Tensor lse;       // [S, H, B] float32
   };
+
+  /// A device's pairs stay where they are, so that one graph serves all steps that reuse.
+  void keep(const AttentionParts& parts, CachedPair& cached) {
+    const bool in_place = cached.external.defined() && !parts.external.is_cpu() &&
+                          cached.external.sizes() == parts.external.sizes();
+    if (in_place) {
+      cached.external.copy_(parts.external);
+      cached.lse.copy_(parts.lse_external);
+      return;
+    }
+    ++generation_;
+    cached = {parts.external, parts.lse_external};
+    if (parts.external.is_cpu()) return;
+    cached = {parts.external.clone(), parts.lse_external.clone()};  // observers may read the others
+  }
 
   /// Copies instead of writing in place: the recorder may still read the last step's tensors.
   static at::Tensor closed_up(const at::Tensor& rows, int64_t slot) {
@@ -163,7 +177,7 @@ class FlashBlockPolicy : public AttentionPolicy {
   std::vector<int64_t> read_rows_;  // rows that read the prefix in these heads
   at::Tensor refresh_rows_;         // [S, B] bool, on the host: these rows; undefined: none
   bool refreshes_ = true;           // some slot's pair changes
-  int64_t generation_ = 0;          // changes when the cached pairs do
+  int64_t generation_ = 0;          // changes when the cached pairs move
 };
 
 }  // namespace

@@ -75,8 +75,7 @@ void ReuseReport::add(const ReuseReport& other) {
 }
 
 void check_reuse_base(const Checkpoint& base) {
-  const std::string& name = family_of(base.config()).name;
-  if (name != "sdar" && name != "sdar_moe") {
+  if (!family_of(base.config()).training.reuse) {
     throw CheckpointError(fmt::format(
         "{}: expected a checkpoint of SDAR's family, which decodes block by block, got model_type "
         "{}. HINT: --init models/needle",

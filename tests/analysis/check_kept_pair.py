@@ -164,7 +164,7 @@ def check_metric(trace, path, count, from_summary):
             by_rows = np.moveaxis(np.where(finite, sums, 0.0), 2, 0)  # kind first
             wanted[t, 1:, :, :, at] += by_rows
             wanted[t, 0, :, :, at] += by_rows.sum(0)
-        if suffix == "_layer":
+        if suffix in ("_layer", "_age"):
             wanted = wanted.sum(3)
         if suffix == "_rows":
             wanted = wanted.sum((2, 3))

@@ -65,7 +65,7 @@ class ReuseLoop(unittest.TestCase):
         skipped = 0
         for row in (row for rows in trace.blocks() for row in rows):
             reused = trace.file["/attention/reused"][row].astype(bool)
-            may = trace.step[row] > 1 and trace.M[row] < TAU
+            may = trace.reuses(row, TAU)
             np.testing.assert_array_equal(reused, mask & may, f"row {row}, M {trace.M[row]}")
             skipped += trace.N[row] * reused.reshape(layers, kv_heads, -1).all(-1).sum()
         return skipped
@@ -136,7 +136,7 @@ class ReuseLoop(unittest.TestCase):
     def check_shadow(self, trace, mask, chosen, layer):
         totals, where, positions = np.zeros(3), np.zeros(3), 0
         for row in (row for rows in trace.blocks() for row in rows):
-            if trace.step[row] == 1 or trace.M[row] >= TAU:
+            if not trace.reuses(row, TAU):
                 continue
             exact_out, exact_lse, internal, lse_internal = trace.attention(row)
             pair = tuple(trace.read(f"/attention/{name}", row) for name in ("external", "lse_external"))

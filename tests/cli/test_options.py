@@ -15,7 +15,7 @@ from family_case import write_family
 
 USAGE = 2
 OF_RUN = {"--layer": "1", "--head": "0", "--step": "2", "--from-summary": None, "--set-sizes": "2",
-          "--taus": "2", "--sink-factor": "2"}
+          "--taus": "2", "--count": "step", "--sink-factor": "2"}
 # What each metric looks at; every other pair with OF_RUN is idle.
 METRICS = {
     "similarity": ("--layer", "--head", "--step", "--from-summary"),
@@ -32,14 +32,14 @@ METRICS = {
     "cache": ("--layer", "--step"),
     "draft": ("--layer", "--head"),
     "query_statistics": ("--layer", "--head", "--step", "--from-summary"),
-    "decoding": ("--step", "--taus"),
+    "decoding": ("--step", "--taus", "--count"),
     "settling": ("--step",),
     "similarity_states": ("--layer", "--head", "--step"),
     "drift": ("--layer",),
     "token_matrix": ("--layer",),
     "external_mass": ("--layer", "--head", "--step", "--from-summary"),
-    "reuse_error": ("--layer", "--head", "--step", "--from-summary", "--taus"),
-    "kept_pair": ("--layer", "--head", "--step", "--from-summary", "--taus"),
+    "reuse_error": ("--layer", "--head", "--step", "--from-summary", "--taus", "--count"),
+    "kept_pair": ("--layer", "--head", "--step", "--from-summary", "--taus", "--count"),
 }
 # Command, then the option that does nothing there.
 IDLE = [
@@ -101,7 +101,7 @@ def test_an_idle_option_is_refused_with_every_metric(folder):
         decoded = routed_trace(place)  # made traces have no /spread
         check_every_metric(folder, {"selection": sparse_trace(place), "draft": drafted_trace(place),
                                     "cache": cached_trace(place), "router": decoded, "entropy": decoded,
-                                    "distance": decoded, "regions": decoded, "heads": decoded})
+                                    "distance": decoded, "regions": decoded, "heads": decoded, "kept_pair": decoded})
 
 
 def routed_trace(place):

@@ -87,7 +87,8 @@ MODELS = {name: "llada" for name in ("wino", "none", "prefix", "dual", "dllm-cac
 # names, where it is not called as the option.
 CHOICES = {
     "policy": {
-        "tau": ",tau=3", "reuse": (",reuse=@reuse", ",reuse=@other_reuse", "reuse_digest"),
+        "tau": ",tau=3", "count": ",count=step", "refresh": ",refresh=near",
+        "reuse": (",reuse=@reuse", ",reuse=@other_reuse", "reuse_digest"),
         "bound": (",bound=0.1,reuse=@reuse", ",bound=0.2,reuse=@reuse", "bound"), "k": (",k=4", ",k=5", "k"),
         "density": (",density=0.5", ",density=0.7", "density"), "exact_layers": ",exact_layers=1", "page": ",page=8",
         "per_block": ",per_block", "seed": ("", ",seed=3", "policy_seed")},

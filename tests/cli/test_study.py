@@ -47,7 +47,7 @@ class Study(CommandLineCase):
                 self.assertTrue(list(self.out.glob(f"{name}*.pdf")), name)
 
     def test_tau_has_the_numbers_of_verify(self):
-        prompts, asked = self.made / "a.jsonl", ["--gen-length", 32, "--dtype", "float32", "--threads", 1]
+        prompts, asked = NEEDLE / "demo.jsonl", ["--limit", 2, "--dtype", "float32", "--threads", 1]
         policies = ["flashblock", "flashblock,count=step", "flashblock,refresh=rows"]
         self.must("study", "tau", NEEDLE, "--prompts", prompts, "--taus", "1,3", "--repeats", 1, "--policies",
                   ",".join(policies), *asked, "-o", self.out, "--no-figures")

@@ -60,7 +60,8 @@ def check_equal(found, metric):
             assert found[array["name"] + "_terms"].values.ravel().tolist() == array["terms"]
         for dim, axis in zip(values.dims, array["axes"]):
             assert dim in (axis["name"], f"{axis['name']}_of_{array['name']}")
-            assert values[dim].values.tolist() == (axis.get("index") or axis.get("labels", []))
+            index = [float(i) for i in axis.get("index", [])]  # JSON has no value for inf: its text is used instead
+            assert values[dim].values.tolist() == (index or axis.get("labels", []))
 
 
 @pytest.fixture(params=[*ODD, "frozen"])

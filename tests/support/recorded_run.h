@@ -33,6 +33,7 @@ inline RecorderOptions recorder_options(const ModelConfig& config, RecordLevel l
   meta.block_length = decode.block_length();
   meta.level = level;
   meta.record_everything();
+  meta.has_since_read = true;
   meta.set_size = level >= RecordLevel::sets ? 5 : 0;
   meta.array_type = ArrayType::f32;
   options.autoregressive = decode.autoregressive();

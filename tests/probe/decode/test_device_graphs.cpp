@@ -101,7 +101,7 @@ TEST(DeviceGraphs, DecodeTwoSequencesTogether) {
 TEST(DeviceGraphs, RepeatWhatFlashblockReuses) {
   for (const bool calibrated : {false, true}) {
     SCOPED_TRACE(calibrated);
-    const auto make = [&] { return make_flashblock_policy(flashblock(2, calibrated)); };
+    const auto make = [&] { return make_flashblock_policy(flashblock(9, calibrated)); };
     EXPECT_GT(graphs_of_equal_run(tiny_config(), make, options_of_eight(), two_requests()), 10);
   }
 }

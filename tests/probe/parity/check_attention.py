@@ -99,6 +99,7 @@ class Block:
     def __init__(self, layers):
         self.first, self.previous = [None] * layers, [None] * layers
         self.source = [[None] * len(TAUS) for _ in range(layers)]
+        self.since_read = [[0] * len(TAUS) for _ in range(layers)]  # tokens decided since the source
 
 
 class RowChecker:
@@ -194,10 +195,13 @@ class RowChecker:
             block_gap = np.linalg.norm(difference.mean(1), axis=-1)
             hidden_gap = np.linalg.norm(am.unit(hidden) - block.first[layer][1], axis=-1).mean()
             harness.require((block_gap <= gap + 1e-9).all(), "S4 > S3")
-        changed = int(self.trace.rows("/steps/changed")[row])
+        # Every pass of the run reads, so this is what the step before decided, [MASK] included.
+        decided = int(self.trace.rows("/steps/since_read")[row])
         for t, tau in enumerate(TAUS):
-            if block.previous[layer] is None or not changed < tau:
+            block.since_read[layer][t] += decided
+            if block.previous[layer] is None or not block.since_read[layer][t] < tau:
                 block.source[layer][t] = external
+                block.since_read[layer][t] = 0
             if count > 0:
                 errors[t] = am.error_sums(block.source[layer][t], external, internal)
         block.previous[layer] = (external, internal)

@@ -93,10 +93,15 @@ def recompute(dense, reuse, mask, tau):
     sums = {name: np.zeros((LAYERS, HEADS, 3)) for name in ("first_order", "reused", "propagated")}
     rows_read = np.zeros((2, LAYERS, KV_HEADS), int)
     flops = np.zeros(2)
+    sequences, since = dense.rows("/steps/sequence"), {}
     for row in np.flatnonzero(kinds == DENOISE):
         a, b = (last_log_p(t, row, weights) for t in (dense, reuse))
         kl.setdefault(int(steps[row]), []).extend(
             (np.exp(a) * (a - b)).sum(-1)[masked[int(row)]].tolist())
+        index = int(sequences[row])
+        since[index] = 0 if steps[row] == 1 else since[index] + int(changed[row])
+        may = steps[row] > 1 and since[index] < tau
+        since[index] = since[index] if may else 0
         for layer in range(LAYERS):
             get = lambda t, path: t.file[path][row, layer].astype(np.float64)
             pair = lambda t, group, side: (get(t, f"/{group}/{side}"), get(t, f"/{group}/lse_{side}"))
@@ -104,7 +109,6 @@ def recompute(dense, reuse, mask, tau):
                 am.merge([pair(t, group, "external"), pair(t, "attention", "internal")])[0]
                 for t, group in ((reuse, "attention"), (reuse, "shadow"), (dense, "attention")))
             reused = reuse.file["/attention/reused"][row, layer].astype(bool)
-            may = steps[row] > 1 and changed[row] < tau
             harness.require(np.array_equal(reused, mask[layer] & may), f"row {row}: {reused}")
             total = lambda got, ref: np.stack([np.abs(got - ref).sum((1, 2)), ((got - ref)**2).sum(
                 (1, 2)), (ref**2).sum((1, 2))], -1)
