@@ -116,7 +116,6 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
                              {"pages", o.pages},
                              {"densities", o.densities},
                              {"taus", o.taus},
-                             {"policies", o.policies},
                              {"steps", o.steps},
                              {"blocks", o.blocks},
                              {"repeats", o.repeats},
@@ -124,6 +123,10 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
                              {"policy_seed", o.policy_seed},
                              {"backbone", backbone_digest}};
   settings.update(nlohmann::json::parse(decoding_json(decode)));
+  for (const std::string& policy : o.policies) {  // with the content of calibration files
+    settings["policies"].push_back(
+        nlohmann::json::parse(choose_policy(read_policy(policy), policy_model(model)).settings));
+  }
   if (info.name == "caches") {
     settings["caches"] = o.caches;
     settings["default_caches"] = 2;  // 1: without blockd; counts up when a default changes
@@ -381,7 +384,7 @@ void add_study_options(CLI::App& command, StudyFlags& flags) {
       ->check(whole_number(1));
   group->add_option("--policies", flags.policies,
                     "tau: try each tau with these, such as "
-                    "flashblock,flashblock,count=step,flashblock,refresh=rows");
+                    "flashblock,flashblock,refresh=near,flashblock,bound=0.2,reuse=reuse.json");
   list("--steps", options.steps,
        "time: use this many denoising steps per block (default: --denoising-steps)")
       ->check(whole_number(1));

@@ -14,10 +14,11 @@
 namespace blockscope {
 namespace {
 
-/// A method of the study: a policy of --policies with a tau of --taus, or exact.
+/// A method of the study: a policy of --policies with a tau of --taus or with its own bound, or
+/// exact.
 struct TauMethod {
   StudyMethod method;
-  std::string variant;   // the policy's text without tau; empty: exact
+  std::string variant;   // the policy without tau or bound: its curve; empty: exact
   bool adapted = false;  // with the adapter of --adapter
 };
 
@@ -26,16 +27,24 @@ constexpr const char* kWithAdapter = " + adapter";
 std::vector<TauMethod> methods_of(const StudyOptions& options, bool adapted) {
   std::vector<TauMethod> methods{{{"exact", {}, 0}, "", adapted}};
   for (const std::string& text : options.policies) {
+    PolicyOptions policy = read_policy(text);
+    if (policy.bound.has_value()) {
+      PolicyOptions without_bound = policy;
+      without_bound.bound.reset();
+      const std::string variant = fmt::format("{}, by bound", policy_text(without_bound));
+      methods.push_back({{policy_text(policy), policy, 0}, variant, adapted});
+      continue;
+    }
     for (const int64_t tau : options.taus) {
-      PolicyOptions policy = read_policy(text);
       if (!policy_entry(policy).heeds("tau") || policy.tau.has_value()) {
         throw UsageError(fmt::format(
-            "--policies: {}: expected a policy with the option tau, which --taus sets. HINT: "
-            "flashblock,refresh=rows",
+            "--policies: {}: expected a policy with the option tau, which --taus sets, or with "
+            "bound. HINT: flashblock,refresh=near",
             text));
       }
-      policy.tau = tau;
-      methods.push_back({{policy_text(policy), policy, tau}, text, adapted});
+      PolicyOptions with_tau = policy;
+      with_tau.tau = tau;
+      methods.push_back({{policy_text(with_tau), with_tau, tau}, text, adapted});
     }
   }
   if (!adapted) return methods;
@@ -80,6 +89,15 @@ class TauStudy : public PromptStudy {
   using ContextTotals = std::map<int64_t, MethodTotals>;
   const LoadedModel& model_of(bool adapted) const {
     return base_.has_value() && !adapted ? *base_ : input_.model;
+  }
+  /// Each once, in the order of the methods.
+  std::vector<std::string> variants() const {
+    std::vector<std::string> found;
+    for (const TauMethod& method : methods_) {
+      const bool is_new = std::ranges::find(found, method.variant) == found.end();
+      if (is_new && !method.variant.empty()) found.push_back(method.variant);
+    }
+    return found;
   }
   std::vector<MethodRun> runs_of(size_t cell, bool adapted) const;
   void add_kl(size_t cell, std::vector<MethodRun>& runs) const;
@@ -191,7 +209,7 @@ Figure TauStudy::trade_off(const std::vector<MethodTotals>& totals, const char* 
   chart.x_from = 0.0;
   for (const bool adapted : {false, true}) {
     if (adapted && !base_.has_value()) break;
-    for (const std::string& variant : input_.options.policies) {
+    for (const std::string& variant : variants()) {
       std::vector<std::pair<double, double>> points;
       for (size_t m = 0; m < methods_.size(); ++m) {
         const bool of_curve = methods_[m].variant == variant || methods_[m].variant.empty();
@@ -211,7 +229,8 @@ Figure TauStudy::trade_off(const std::vector<MethodTotals>& totals, const char* 
   figure.name = name;
   figure.title = fmt::format("Accuracy against {}, by τ", saved);
   figure.caption = fmt::format(
-      "{} prompts of all tasks. A point for exact and for each τ of {}; as FlashBlock, Table 4.",
+      "{} prompts of all tasks. A point for exact, for each bound, and for each τ of {}; as "
+      "FlashBlock, Table 4.",
       prompts_.size(), fmt::join(input_.options.taus, ", "));
   draw_chart(chart, figure);
   return figure;

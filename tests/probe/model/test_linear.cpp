@@ -59,7 +59,8 @@ INSTANTIATE_TEST_SUITE_P(DTypes, PackedLinear,
 class FullAttention : public ForwardSeams {
  public:
   at::Tensor attention(const AttentionInput& input) override {
-    return at::scaled_dot_product_attention(input.q, input.k, input.v);
+    return at::scaled_dot_product_attention(input.q, input.k, input.v, {}, 0.0, false, {},
+                                            /*enable_gqa=*/true);
   }
 };
 
