@@ -182,6 +182,9 @@ Figure TauStudy::times_figure(const std::vector<ContextTotals>& totals) const {
   LineChart chart{.x_label = "context (tokens)", .y_label = "denoising step (ms)"};
   double slowest = 0.0;
   for (size_t m = 0; m < methods_.size(); ++m) {
+    // A key of more curves would not fit. The table has them all.
+    const std::string& variant = methods_[m].variant;
+    if (methods_[m].adapted || (!variant.empty() && variant != variants().front())) continue;
     Curve curve{.title = methods_[m].method.name, .x = {}, .y = {}};
     for (const auto& [context, total] : totals[m]) {
       curve.x.push_back(static_cast<double>(context));
@@ -194,8 +197,9 @@ Figure TauStudy::times_figure(const std::vector<ContextTotals>& totals) const {
   Figure figure;
   figure.name = "tau-times";
   figure.title = "A denoising step against context length, by τ";
-  figure.caption = fmt::format("{} prompts, {} turns each; as FlashBlock, Fig. 3.", prompts_.size(),
-                               input_.options.repeats);
+  figure.caption =
+      fmt::format("{} prompts, {} turns each, the first of --policies; as FlashBlock, Fig. 3.",
+                  prompts_.size(), input_.options.repeats);
   draw_chart(chart, figure);
   return figure;
 }
