@@ -8,8 +8,8 @@
 //   write_reuse_file("reuse.json", to_reuse_file(sums, chosen));
 //
 // Savings count denoising steps with a prefix, because prefill and commit passes are exact under
-// every policy. Reuse needs a step > 1 with M < tau. A KV head's N keys and values are not read iff
-// all G of its query heads reuse. A query head that reuses saves 4 B N D FLOPs.
+// every policy. Which steps may reuse says ReuseRule. A KV head's N keys and values are not read
+// iff all G of its query heads reuse. A query head that reuses saves 4 B N D FLOPs.
 //
 // ReusePoint has two errors: "where reused" (bounded by --max-error) and "over all heads".
 #pragma once

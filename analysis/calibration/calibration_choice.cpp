@@ -34,7 +34,8 @@ double gamma_for_saving(const CalibrationSums& sums, const ReusePredictor& predi
   const TauSums& at = sums.at(tau);
   throw UsageError(fmt::format(
       "--saving: {} of the prefix bytes can't be saved with tau {}. Only {} of {} denoising steps "
-      "change fewer than {} tokens, and reuse in every measured head saves at most {}. HINT: "
+      "come after fewer than {} counted tokens, and reuse in every measured head saves at most {}. "
+      "HINT: "
       "possible savings are {}",
       percent(saving), tau, at.reusing_steps, sums.steps, tau,
       percent(predictor.at(-1.0, tau).byte_saving), savings_in_reach(sums, predictor)));

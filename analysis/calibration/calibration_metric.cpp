@@ -79,8 +79,7 @@ Needs CalibrationMetric::begin_trace(const TraceReader& trace, const TraceShape&
     }
     layer.rows.resize(kRowKinds.size() * layer.errors.size());
     layer.ends.resize(ranges_.size() - 1);
-    layer.hidden.resize(taus);
-    layer.unknown.resize(taus);
+    layer.left_out.resize(taus);
   }
   return needs;
 }
@@ -180,7 +179,7 @@ CalibrationMetric::Change CalibrationMetric::compare(const StepView& step, const
 void CalibrationMetric::add_provisional(const StepView& step, Layer& layer) const {
   KeptPair& kept = layer.provisional;
   if (step.now().step == 1) return keep_all(step, kept);
-  kept.known = kept.known && step.previous() != nullptr;  // else behind a gap
+  kept.known = kept.known && step.previous() != nullptr;  // else hidden by a gap
   if (!kept.known) return;
   const ProvisionalMask& mask = *options_.provisional;
   for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
@@ -249,8 +248,8 @@ void CalibrationMetric::add_errors(const StepView& step, Layer& layer) {
   const std::size_t range = ranges_.of(step.now().step);
   const std::vector<ReuseErrorReader::Tau>& taus = reader_.read(step);
   for (std::size_t t = 0; t < taus.size(); ++t) {
-    if (taus[t].rule == Rule::hidden) ++layer.hidden[t];
-    if (taus[t].rule == Rule::unknown) ++layer.unknown[t];
+    if (taus[t].rule == Rule::hidden) ++layer.left_out[t].hidden;
+    if (taus[t].rule == Rule::unknown) ++layer.left_out[t].unknown;
     for (std::size_t head = 0; head < taus[t].heads.size(); ++head) {
       const ReuseErrorSums& sums = taus[t].heads[head];
       Errors& into = layer.errors[at(t, head, range)];
@@ -334,19 +333,13 @@ void CalibrationMetric::write(CalibrationSums& sums) const {
 
 void CalibrationMetric::write_left_out(CalibrationSums& sums) const {
   sums.left_out = left_out_;
-  // Every layer sees the same steps, so the largest count is the number of steps.
-  const auto steps = [&](std::size_t t, auto counts) {
-    std::int64_t most = 0;
-    for (const Layer& layer : layers_) most = std::max(most, (layer.*counts)[t]);
-    return most;
-  };
   for (std::size_t t = 0; t < sums.taus.size(); ++t) {
-    const std::string tau = std::to_string(sums.taus[t].tau);
-    sums.left_out["steps whose source for tau " + tau + " is behind a gap"] =
-        steps(t, &Layer::hidden);
-    const std::int64_t unknown = steps(t, &Layer::unknown);
-    sums.left_out["steps whose error at tau " + tau + " is not in the summary"] = unknown;
-    if (unknown > 0) sums.taus[t].errors_known = false;
+    std::vector<LeftOutSteps> layers;
+    for (const Layer& layer : layers_) layers.push_back(layer.left_out[t]);
+    count_left_out_steps(layers, std::to_string(sums.taus[t].tau), "error", sums.left_out);
+    if (std::ranges::any_of(layers, [](const auto& layer) { return layer.unknown > 0; })) {
+      sums.taus[t].errors_known = false;
+    }
   }
   for (const Layer& layer : layers_) {
     sums.left_out[kNonFinite] += layer.non_finite;

@@ -51,10 +51,10 @@ class CalibrationMetric : public StepMetric {
     std::vector<std::vector<std::uint8_t>> valid;  // [H][B]
   };
   struct Layer {
-    std::vector<Cell> cells;                    // [H * ranges]
-    std::vector<Errors> errors;                 // [taus * H * ranges]
-    std::vector<ReuseErrorSums> rows;           // [taus * RowKind * H * ranges]
-    std::vector<std::int64_t> hidden, unknown;  // [taus], steps
+    std::vector<Cell> cells;             // [H * ranges]
+    std::vector<Errors> errors;          // [taus * H * ranges]
+    std::vector<ReuseErrorSums> rows;    // [taus * RowKind * H * ranges]
+    std::vector<LeftOutSteps> left_out;  // [taus]
     std::int64_t non_finite = 0, zero = 0;
     KeptPair provisional;            // of each head's last provisional read
     std::vector<KeptPair> ends;      // [ranges - 1]: of the range's last step

@@ -39,7 +39,8 @@ Figure gamma_figure(const LineChart& saving, const LineChart& error, std::int64_
           "the one-step relative L2 error of the attention output over the heads and steps that "
           "reuse. The numbers below also have the error over all heads and steps. Heads reuse if "
           "their calibrated similarity is above \u03b3 (left of the axis: all of them), at steps "
-          "where fewer than \u03c4 tokens changed. Predicted from this trace alone. n = up to {} "
+          "before which fewer than \u03c4 tokens were counted. Predicted from this trace alone. n "
+          "= up to {} "
           "terms.",
           count_text(terms)),
       .width = panels.width(),
@@ -66,8 +67,8 @@ std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result) {
   part.figure.name = "reuse-error";
   part.figure.title = "One-step reuse error per layer";
   part.figure.caption = fmt::format(
-      "Relative L2 error of the attention output if every head reused A_out. A step with at least "
-      "\u03c4 changed tokens reads the prefix again; the steps after it reuse its A_out. The error "
+      "Relative L2 error of the attention output if every head reused A_out. Once \u03c4 tokens "
+      "are counted, a step reads the prefix again. The steps after it reuse its A_out. The error "
       "is sqrt(\u03a3e\u00b2 / \u03a3ref\u00b2) over a layer's heads and the steps that may reuse. "
       "It is one-step: it does not propagate to later layers or steps. n = {} terms.",
       count_text(total_terms(error)));

@@ -202,6 +202,13 @@ std::size_t channels(const ArrayView& a, const ArrayView& b, std::size_t columns
 
 }  // namespace
 
+double row_cosine(const float* a, const float* b, std::size_t dim) {
+  RowProducts row{};
+  multiply(a, b, 1, dim, &row);
+  if (!in_range(row)) return cosine_in_double(a, b, dim);
+  return double{row.dot} / std::sqrt(double{row.square_a} * double{row.square_b});
+}
+
 void cross_cosines(const ArrayView& a, const ArrayView& b, std::size_t columns,
                    std::span<const std::uint8_t> valid_a, std::span<const std::uint8_t> valid_b,
                    std::vector<float>& out) {

@@ -33,6 +33,10 @@ void sum_cosines(const ArrayView& a, const ArrayView& b, std::size_t columns,
                  std::span<const std::uint8_t> valid_a, std::span<const std::uint8_t> valid_b,
                  std::vector<CosineSum>& out, KeptSquares* kept = nullptr);
 
+/// The cosine of two rows of `dim` floats, with sums as above. NaN: a value is not finite;
+/// infinity: a row has length 0.
+double row_cosine(const float* a, const float* b, std::size_t dim);
+
 /// Cosines of all pairs of positions: out[i * positions + j] = cos(a_i, b_j). The columns are
 /// concatenated to vectors of columns * dim channels. NaN if a position is not valid, a vector has
 /// length 0, or a value is not finite. Shapes and errors as above.

@@ -26,7 +26,9 @@ MetricResult DecodingMetric::finish() {
   MetricResult result;
   result.metric = "decoding";
   result.title = "Decoding";
-  result.formula = "M = block inputs that differ from the previous step; reuse iff M < tau";
+  result.formula =
+      "M = block inputs that differ from the previous step; share_below_tau: reuse iff "
+      "fewer than tau tokens are counted";
   result.source = "FlashBlock, section 4.2; Fast-dLLM";
   result.computed_from = "/steps, /frames, /sequences/score";
   ResultArray means{

@@ -1,7 +1,7 @@
 // How a run decoded: tokens per step, steps per block, confidence of decided tokens, the step of
-// each position's final token, M per step, and how often M < tau (FlashBlock, arXiv 2602.05305,
-// section 4.2, can reuse at these steps). Needs only /steps, /frames and /sequences, which every
-// trace has.
+// each position's final token, M per step, and how often a step may reuse (FlashBlock, arXiv
+// 2602.05305, section 4.2, can reuse at these steps). Needs only /steps, /frames and /sequences,
+// which every trace has.
 #pragma once
 
 #include <string>
@@ -14,8 +14,7 @@ namespace blockscope {
 /// Sums over blocks. decoding_curves.h uses them, too.
 class DecodingTotals {
  public:
-  explicit DecodingTotals(std::vector<double> taus = {},
-                          ReuseCount count = ReuseCount::since_read);
+  explicit DecodingTotals(std::vector<double> taus = {}, ReuseCount count = ReuseCount::since_read);
 
   /// Adds one block of the trace with all its steps. Reads its deltas.
   void add(const TraceReader& trace, const BlockSteps& block, bool autoregressive);

@@ -1,10 +1,9 @@
 #include "analysis/metrics/kept_pair.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "analysis/math/cosine.h"
 #include "analysis/math/row_products.h"
 #include "analysis/metrics/reuse_error.h"
 #include "decode_record/base/nan.h"
@@ -16,26 +15,10 @@ constexpr std::size_t kSumsPerKind = kKeptSums;
 
 double ratio(double sum, double of) { return of > 0.0 ? sum / of : kNaN; }
 
-/// The cosine of two rows; 0 if one of them has no direction. NaN stays.
+/// The cosine of two rows; 0 if one of them has no direction, as the recorder sums it.
 double cosine_of(const float* a, const float* b, std::size_t channels) {
-  RowProducts products{};
-  best_row_products().f32(a, b, 1, channels, &products);
-  const auto usable = [](float square) {
-    return square >= kSmallestSquare && square <= kLargestSquare;
-  };
-  if (usable(products.square_a) && usable(products.square_b)) {
-    return double{products.dot} / std::sqrt(double{products.square_a} * double{products.square_b});
-  }
-  double dot = 0.0;
-  double squares_a = 0.0;
-  double squares_b = 0.0;
-  for (std::size_t i = 0; i < channels; ++i) {
-    dot += double{a[i]} * double{b[i]};
-    squares_a += double{a[i]} * double{a[i]};
-    squares_b += double{b[i]} * double{b[i]};
-  }
-  if (squares_a == 0.0 || squares_b == 0.0) return 0.0;
-  return dot / (std::sqrt(squares_a) * std::sqrt(squares_b));
+  const double cosine = row_cosine(a, b, channels);
+  return std::isinf(cosine) ? 0.0 : cosine;
 }
 
 }  // namespace
@@ -80,8 +63,7 @@ Needs KeptReader::begin_trace(const TraceReader& trace, const TraceShape& shape,
     needs.fields = {Field::kept_pair};
   } else {
     require_field(trace, Field::attention_internal, metric);
-    needs.fields = {fields_.external, fields_.lse_external, Field::attention_internal,
-                    Field::attention_lse_internal};
+    needs.fields = output_fields(fields_);
     needs.rules = rules_;
   }
   return needs;
@@ -89,9 +71,7 @@ Needs KeptReader::begin_trace(const TraceReader& trace, const TraceShape& shape,
 
 std::string KeptReader::computed_from() const {
   if (reads_summary_) return std::string(spec_of(Field::kept_pair).path) + ", /frames";
-  return fmt::format("{}, {}, {}, {}, /frames", spec_of(fields_.external).path,
-                     spec_of(fields_.lse_external).path, spec_of(Field::attention_internal).path,
-                     spec_of(Field::attention_lse_internal).path);
+  return paths_of(output_fields(fields_)) + ", /frames";
 }
 
 const std::vector<KeptReader::Tau>& KeptReader::read(const StepView& step) {

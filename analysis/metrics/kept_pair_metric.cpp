@@ -49,15 +49,12 @@ class KeptMetric : public StepMetric {
   MetricResult finish() override;
 
  private:
-  struct Missing {
-    std::int64_t hidden = 0, unknown = 0, non_finite = 0;
-  };
   using Cells = std::vector<RowSets>;  // [tau * columns + column]
   struct Layer {
-    std::vector<Cells> steps;       // [step - 1], a column is a head
-    std::vector<Cells> ages;        // [age - 1], one column for all heads: arrays by head and age
-                                    // would be as large as those by head and step
-    std::vector<Missing> left_out;  // [taus]
+    std::vector<Cells> steps;  // [step - 1], a column is a head
+    std::vector<Cells> ages;   // [age - 1], one column for all heads: arrays by head and age
+                               // would be as large as those by head and step
+    std::vector<LeftOutSteps> left_out;  // [taus]
   };
   /// The place of an array's axis after tau, rows, layer and head.
   using Along = std::vector<Cells> Layer::*;
@@ -204,20 +201,11 @@ void KeptMetric::add_arrays(MetricResult& result, const std::string& suffix,
 }
 
 void KeptMetric::count_left_out(MetricResult& result) const {
-  const auto most = [&](auto&& value) {
-    std::int64_t count = 0;
-    for (const Layer& layer : layers_) count = std::max<std::int64_t>(count, value(layer));
-    return count;
-  };
   result.left_out = left_out_;
   for (std::size_t t = 0; t < reader_.taus().size(); ++t) {
-    const std::string tau = tau_axis().label(t);
-    // Every layer sees the same steps, so a step counts once.
-    result.left_out["steps whose kept pair for tau " + tau + " is behind a gap"] =
-        most([t](const Layer& layer) { return layer.left_out[t].hidden; });
-    result.left_out["steps whose comparison at tau " + tau + " is not in the summary"] =
-        most([t](const Layer& layer) { return layer.left_out[t].unknown; });
-    for (const Layer& layer : layers_) result.left_out[kNonFinite] += layer.left_out[t].non_finite;
+    std::vector<LeftOutSteps> layers;
+    for (const Layer& layer : layers_) layers.push_back(layer.left_out[t]);
+    count_left_out_steps(layers, tau_axis().label(t), "comparison", result.left_out);
   }
   result.left_out = without_zeros(result.left_out);
 }

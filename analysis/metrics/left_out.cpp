@@ -21,6 +21,19 @@ void count_rows_without_prefix(const BlockSteps& block, LeftOut& counts) {
       block.steps, [](const StepRef& step) { return step.recorded && step.context_length == 0; });
 }
 
+void count_left_out_steps(const std::vector<LeftOutSteps>& layers, const std::string& tau,
+                          const std::string& what, LeftOut& counts) {
+  std::int64_t hidden = 0;
+  std::int64_t unknown = 0;
+  for (const LeftOutSteps& layer : layers) {
+    hidden = std::max(hidden, layer.hidden);
+    unknown = std::max(unknown, layer.unknown);
+    counts[kNonFinite] += layer.non_finite;
+  }
+  counts["steps whose source for tau " + tau + " is hidden by a gap"] = hidden;
+  counts["steps whose " + what + " at tau " + tau + " is not in the summary"] = unknown;
+}
+
 LeftOut without_zeros(LeftOut counts) {
   std::erase_if(counts, [](const auto& entry) { return entry.second == 0; });
   return counts;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "analysis/pass/block_index.h"
 
@@ -24,6 +25,17 @@ using LeftOut = std::map<std::string, std::int64_t>;
 void count_missing_pairs(const BlockSteps& block, LeftOut& counts);
 /// Counts kNoPrefix: recorded steps with N = 0.
 void count_rows_without_prefix(const BlockSteps& block, LeftOut& counts);
+
+/// Steps of one layer under one tau that a metric of reuse leaves out.
+struct LeftOutSteps {
+  std::int64_t hidden = 0;      ///< a gap hides the step whose pair would be reused
+  std::int64_t unknown = 0;     ///< /summary has no such rule
+  std::int64_t non_finite = 0;  ///< heads with values that are NaN or infinite
+};
+/// Adds the counts of one tau over all layers. Every layer sees the same steps, so a step counts
+/// once. `tau`: as text; `what` the summary would have: "error".
+void count_left_out_steps(const std::vector<LeftOutSteps>& layers, const std::string& tau,
+                          const std::string& what, LeftOut& counts);
 
 /// The counts that are not zero.
 LeftOut without_zeros(LeftOut counts);

@@ -99,17 +99,14 @@ Needs ReuseErrorReader::begin_trace(const TraceReader& trace, const TraceShape& 
     needs.fields = {Field::reuse_error};
   } else {
     require_field(trace, Field::attention_internal, metric);
-    needs.fields = {fields_.external, fields_.lse_external, Field::attention_internal,
-                    Field::attention_lse_internal};
+    needs.fields = output_fields(fields_);
   }
   return needs;
 }
 
 std::string ReuseErrorReader::computed_from() const {
   if (reads_summary_) return std::string(spec_of(Field::reuse_error).path);
-  return fmt::format("{}, {}, {}, {}", spec_of(fields_.external).path,
-                     spec_of(fields_.lse_external).path, spec_of(Field::attention_internal).path,
-                     spec_of(Field::attention_lse_internal).path);
+  return paths_of(output_fields(fields_));
 }
 
 const std::vector<ReuseErrorReader::Tau>& ReuseErrorReader::read(const StepView& step) {

@@ -1,7 +1,7 @@
 // One-step reuse error (FlashBlock, arXiv 2602.05305, section 4.2, eq. 9), from a trace alone: the
 // error of the attention output if step s took its external pair from an earlier step,
 //   e = merge(A_out^src, L_out^src, A_in^s, L_in^s) - merge(A_out^s, L_out^s, A_in^s, L_in^s),
-// src = the last step of the block that the rule "recompute iff M >= tau" recomputes. The error is
+// src = the last step of the block that reads the prefix under the rule (ReuseRule). The error is
 // one-step and not propagated: step s has the inputs of the recorded run. gamma only masks heads,
 // so the sums per head of one tau serve every gamma.
 //

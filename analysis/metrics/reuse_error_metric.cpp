@@ -37,12 +37,9 @@ class ReuseErrorMetric : public StepMetric {
   struct Cell {
     ReuseErrorSums reused, recomputed;
   };
-  struct Missing {
-    std::int64_t hidden = 0, unknown = 0, non_finite = 0;
-  };
   struct Layer {
     std::vector<std::vector<Cell>> steps;  // [step - 1][tau * heads + head]
-    std::vector<Missing> left_out;         // [taus]
+    std::vector<LeftOutSteps> left_out;    // [taus]
   };
   Cell over_steps(std::size_t tau, std::size_t layer, std::size_t head) const;
   Cell over_heads(std::size_t tau) const;
@@ -195,20 +192,11 @@ void ReuseErrorMetric::add_tau_arrays(MetricResult& result) const {
 }
 
 void ReuseErrorMetric::count_left_out(MetricResult& result) const {
-  const auto most = [&](auto&& value) {
-    std::int64_t count = 0;
-    for (const Layer& layer : layers_) count = std::max<std::int64_t>(count, value(layer));
-    return count;
-  };
   result.left_out = left_out_;
   for (std::size_t t = 0; t < reader_.taus().size(); ++t) {
-    const std::string tau = tau_axis().label(t);
-    // Every layer sees the same steps, so a step counts once.
-    result.left_out["steps whose source for tau " + tau + " is behind a gap"] =
-        most([t](const Layer& layer) { return layer.left_out[t].hidden; });
-    result.left_out["steps whose error at tau " + tau + " is not in the summary"] =
-        most([t](const Layer& layer) { return layer.left_out[t].unknown; });
-    for (const Layer& layer : layers_) result.left_out[kNonFinite] += layer.left_out[t].non_finite;
+    std::vector<LeftOutSteps> layers;
+    for (const Layer& layer : layers_) layers.push_back(layer.left_out[t]);
+    count_left_out_steps(layers, tau_axis().label(t), "error", result.left_out);
   }
   result.left_out = without_zeros(result.left_out);
 }
@@ -219,7 +207,7 @@ MetricResult ReuseErrorMetric::finish() {
   result.title = "One-step reuse error";
   result.formula =
       "e = merge(A_out^src, L_out^src, A_in, L_in) - merge(A_out, L_out, A_in, L_in), src = last "
-      "step with M >= tau";
+      "step that reads under the rule";
   result.source = "FlashBlock (arXiv 2602.05305), section 4.2, eq. 9";
   result.computed_from = computed_from_;
   add_step_arrays(result);

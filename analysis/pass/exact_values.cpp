@@ -88,6 +88,19 @@ ExactFields exact_fields(const TraceInfo& trace) {
       trace.path, policy, intervened(trace) ? " with interventions" : ""));
 }
 
+std::vector<Field> output_fields(const ExactFields& exact) {
+  return {exact.external, exact.lse_external, Field::attention_internal,
+          Field::attention_lse_internal};
+}
+
+std::string paths_of(const std::vector<Field>& fields) {
+  std::string paths;
+  for (const Field field : fields) {
+    paths += (paths.empty() ? "" : ", ") + std::string(spec_of(field).path);
+  }
+  return paths;
+}
+
 void require_field(const TraceReader& trace, Field field, const std::string& metric) {
   if (trace.has(field)) return;
   const DatasetSpec& spec = spec_of(field);

@@ -3,6 +3,9 @@
 // ones.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
@@ -17,6 +20,12 @@ struct ExactFields {
 /// message names the policy and advises `--policy exact` or `--shadow`.
 ExactFields exact_fields(const TraceInfo& trace);
 inline ExactFields exact_fields(const TraceReader& trace) { return exact_fields(trace.info()); }
+
+/// The arrays from which the exact attention output is merged, with their A_in and L_in: A_out,
+/// L_out, A_in, L_in.
+std::vector<Field> output_fields(const ExactFields& exact);
+/// Their datasets, with commas between them.
+std::string paths_of(const std::vector<Field>& fields);
 
 /// Throws TraceError if the trace lacks the field. The message names the metric, the dataset and
 /// the lowest --record level that has it.

@@ -100,7 +100,8 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
   SectionBuilder section(
       metrics, "reuse", "What reuse would save",
       "FlashBlock reuses A_out of an earlier step in heads with a similarity above \u03b3, at "
-      "steps where fewer than \u03c4 tokens changed. These numbers are predicted from the trace "
+      "steps before which fewer than \u03c4 tokens were decided since the last read. These numbers "
+      "are predicted from the trace "
       "alone. blockscope verify measures them.");
   if (reuse.missing.empty()) {
     section.add(gamma_curves(reuse.curves));

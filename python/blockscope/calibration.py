@@ -40,7 +40,7 @@ class Calibration:
 
     @property
     def tau(self) -> int:
-        """Heads reuse at steps that change fewer tokens of the block."""
+        """Heads reuse at steps before which fewer tokens of the block were counted."""
         return int(self.content["tau"])
 
     @property

@@ -175,7 +175,7 @@ def check_metric(trace, path, count, from_summary):
             total += near(name + suffix, got, np.where(rows > 0, mean, np.nan), 3e-5)
             assert (np.array(array.get("terms") or []).reshape(rows.shape) == rows).all(), name
     for tau, number in hidden.items():
-        name = f"steps whose kept pair for tau {tau} is behind a gap"
+        name = f"steps whose source for tau {tau} is hidden by a gap"
         assert result["left_out"].get(name, 0) == number, (name, number, result["left_out"])
     return total
 

@@ -82,7 +82,7 @@ def check_trace(path, from_summary):
     count += check("relative_l2_tau", arrays["relative_l2_tau"]["values"], over_all[0])
     count += check("relative_l2_all_steps", arrays["relative_l2_all_steps"]["values"], over_all[1])
     for tau, number in hidden.items():
-        name = f"steps whose source for tau {tau} is behind a gap"
+        name = f"steps whose source for tau {tau} is hidden by a gap"
         assert result["left_out"].get(name, 0) == number, (name, number, result["left_out"])
     return count
 

@@ -26,7 +26,7 @@ struct TraceMakerOptions {
   std::int64_t set_size = 3;
   SetNormaliser set_normaliser = SetNormaliser::prefix;
   double correlation = 0.9;  ///< of queries, keys, values and hidden states with the step before
-  std::string policy = "exact";  ///< "flashblock": A_out, L_out of the last step with M >= tau
+  std::string policy = "exact";  ///< "flashblock": A_out, L_out of the last step that reads by tau
   double tau = 2.0;
   bool shadow = false;
   double nan = 0.0, inf = 0.0, zero = 0.0;  ///< chance per layer and dataset of one bad element

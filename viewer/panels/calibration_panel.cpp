@@ -173,7 +173,8 @@ void draw_tau(CalibrationEdit& edit, float scale) {
   ImGui::SetNextItemWidth(120.0F * scale);
   ImGui::SliderScalar("tau###tau", ImGuiDataType_S64, &choice.tau, &low, &high, "%lld");
   ImGui::SetItemTooltip(
-      "heads reuse at steps where fewer than tau tokens changed; Ctrl+click: type a larger tau, "
+      "heads reuse at steps before which fewer than tau tokens were counted; Ctrl+click: type a "
+      "larger tau, "
       "which reads the traces again");
   choice.tau = std::max<std::int64_t>(1, choice.tau);
   after_slider(edit, choice);

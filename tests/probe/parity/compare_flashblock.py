@@ -5,7 +5,7 @@ it, and both with float64 (`flashblock_oracle.py`):
 
 Every pass: kind, step, input, rows that read, the tokens counted, what it decided; per layer A_out, L_out and the merged
 output; best token and probability of every position. --policy is that of the trace (`{tau}` is the case's), --count and
---refresh are the rule that float64 follows beside it. Needs BLOCKSCOPE_BINARY, h5py and numpy (torch reads the weights).
+--refresh are the rule that float64 follows, too. Needs BLOCKSCOPE_BINARY, h5py and numpy (torch reads the weights).
 """
 
 import argparse
