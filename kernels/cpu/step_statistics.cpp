@@ -56,7 +56,10 @@ void compare_source(const LayerStep& step, size_t t, const std::vector<float>& w
   const auto h = static_cast<size_t>(head);
   const uint8_t* kinds = t < step.source_kinds.size() ? step.source_kinds[t] : nullptr;
   // Most rules usually have the same pair.
-  if (t > 0 && step.source[t].output == step.source[t - 1].output) {
+  const uint8_t* kinds_before =
+      t > 0 && t - 1 < step.source_kinds.size() ? step.source_kinds[t - 1] : nullptr;
+  const bool alike = (kinds == nullptr) == (kinds_before == nullptr);
+  if (t > 0 && alike && step.source[t].output == step.source[t - 1].output) {
     result.reuse_error[t][h] = result.reuse_error[t - 1][h];
     if (kinds != nullptr) result.kept[t][h] = result.kept[t - 1][h];
     return;

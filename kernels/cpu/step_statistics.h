@@ -55,7 +55,7 @@ struct RowGaps {
 struct LayerStep {
   HeadAttention external, internal;            // of this step
   HeadAttention last_external, last_internal;  // of the previous step
-  /// The external pair that each reuse rule takes (FlashBlock's M < tau). If the rule recomputes
+  /// The external pair that each reuse rule takes (FlashBlock). If the rule recomputes
   /// this step, the pair is `external` itself.
   std::vector<HeadAttention> source;
   /// [source]: the kind of each row, [B] below kKindsOfRows; nullptr: the rule recomputes this

@@ -39,10 +39,11 @@ namespace fs = std::filesystem;
 
 /// Options that only some studies use.
 constexpr std::array kStudyOptions{
-    "--k",        "--pages",        "--densities",   "--taus",        "--steps",   "--blocks",
-    "--repeats",  "--exact-layers", "--policy-seed", "--backbone",    "--depths",  "--tasks",
-    "--contexts", "--per-cell",     "--task-seed",   "--prompt",      "--prompts", "--input-ids",
-    "--policies", "--metric",   "--limit",        "--chat",        "--no-thinking", "--caches",  "--strategies"};
+    "--k",      "--pages",   "--densities",    "--taus",        "--steps",
+    "--blocks", "--repeats", "--exact-layers", "--policy-seed", "--backbone",
+    "--depths", "--tasks",   "--contexts",     "--per-cell",    "--task-seed",
+    "--prompt", "--prompts", "--input-ids",    "--policies",    "--metric",
+    "--limit",  "--chat",    "--no-thinking",  "--caches",      "--strategies"};
 /// Those of kStudyOptions that generate prompts.
 constexpr std::array kGeneratorOptions{"--tasks", "--contexts", "--per-cell", "--task-seed",
                                        "--depths"};
@@ -342,11 +343,10 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   StudyStore store(cells_file(flags, info), settings_of(flags, info, model, decode, backbone),
                    flags.resume, flags.force);
   const StudyReport report = study->report(measure(*study, store, info, flags));
-  const std::string text =
-      report_text(fmt::format("{} ({}): {}\n{}, B {}, gen length {}\n", info.name, info.source,
-                              flags.model.model, flags.decoding.strategy, decode.block_length(),
-                              flags.decoding.gen_length),
-                  report);
+  const std::string text = report_text(
+      fmt::format("{} ({}): {}\n{}, B {}, gen length {}\n", info.name, info.source, model.text(),
+                  flags.decoding.strategy, decode.block_length(), flags.decoding.gen_length),
+      report);
   write_results(report, info, flags, text, place, files);
   say("{}", text);
 }
@@ -380,7 +380,7 @@ void add_study_options(CLI::App& command, StudyFlags& flags) {
   list("--pages", options.pages, "Quest: use this many keys per page")->check(whole_number(1));
   list("--densities", options.densities, "residual: select these shares of the prefix")
       ->check(real_number(0.0, 1.0, false));
-  list("--taus", options.taus, "tau, time: reuse if fewer tokens than this were decided")
+  list("--taus", options.taus, "tau, time: reuse if fewer tokens than this are counted")
       ->check(whole_number(1));
   group->add_option("--policies", flags.policies,
                     "tau: try each tau with these, such as "

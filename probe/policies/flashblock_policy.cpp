@@ -200,7 +200,7 @@ PolicyEntry flashblock_entry() {
   PolicyEntry entry;
   entry.name = "flashblock";
   entry.example = "flashblock,tau=2,reuse=reuse.json";
-  entry.meaning = "reuses the external pair of an earlier step while few tokens change";
+  entry.meaning = "reuses the external pair of an earlier step while few tokens are decided";
   entry.source = "FlashBlock, arXiv 2602.05305, section 4.2, and its released code (scheduler.py)";
   entry.options = {
       whole_option(

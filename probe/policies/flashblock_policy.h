@@ -1,5 +1,5 @@
 // FlashBlock (arXiv 2602.05305, section 4.2) reuses the external pair of an earlier step while few
-// tokens change.
+// tokens are decided.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,8 @@ struct LoadedDraft {
 void check_draft_flags(const CLI::App& app);
 /// The same flags for the target, without the overrides of the config, which are the draft's.
 ModelFlags flags_of_target(ModelFlags flags);
-/// The same flags for a backbone, which has its own revision and no adapter.
+/// The same flags for a backbone, which has no adapter. Without a hub id their revision does
+/// nothing.
 ModelFlags flags_of_backbone(ModelFlags flags, const std::string& backbone);
 /// Names the files of checkpoint and adapter as inputs.
 void reads_model(CommandFiles& files, const ModelFlags& flags, const Environment& environment);

@@ -34,9 +34,16 @@ MeasuredReuse measured_reuse(const std::string& trace, int64_t block_length) {
     if (static_cast<PassKind>(steps.kind[i]) != PassKind::denoise) continue;
     ++denoising;
     blocks.emplace(steps.sequence[i], steps.block[i]);
-    if (steps.recorded[i] == 0) continue;
+    if (steps.recorded[i] == 0) {
+      throw TraceError(
+          fmt::format("--trace: {}: expected every denoising step recorded, got row {} without. "
+                      "HINT: capture without --steps, --blocks and --sequences",
+                      trace, row));
+    }
+    // Some rows may read where all heads keep their pair (refresh=rows): the keys are read.
+    const bool reads_rows = !steps.rows_read.empty() && steps.rows_read[i] > 0;
     for (const int32_t value : reader.read_ints(Field::attention_reused, row, 1)) {
-      reused += value;
+      reused += reads_rows ? 0.0 : value;
       cells += 1.0;
     }
   }

@@ -100,10 +100,11 @@ MethodRun method_run_from_json(const nlohmann::json& json) {
   json.at("rows").get_to(run.rows);
   json.at("rows_read").get_to(run.rows_read);
   json.at("rows_scored").get_to(run.rows_scored);
-  json.at("products").get_to(run.products);
-  json.at("products_skipped").get_to(run.products_skipped);
-  json.at("kl").get_to(run.kl);
-  json.at("kl_positions").get_to(run.kl_positions);
+  // Cells of older builds lack these.
+  run.products = json.value("products", run.products);
+  run.products_skipped = json.value("products_skipped", run.products_skipped);
+  run.kl = json.value("kl", run.kl);
+  run.kl_positions = json.value("kl_positions", run.kl_positions);
   json.at("estimating_steps").get_to(run.estimating_steps);
   json.at("estimating_ms").get_to(run.estimating_ms);
   json.at("commit_ms").get_to(run.commit_ms);

@@ -94,6 +94,7 @@ class Prediction {
       }
     }
     std::ranges::sort(totals_);
+    totals_.erase(std::unique(totals_.begin(), totals_.end()), totals_.end());
     const int64_t positions = largest_position_count(setting.config);
     const double most = context_of(totals_.back()) + static_cast<double>(block_length_);
     if (most > static_cast<double>(positions)) {

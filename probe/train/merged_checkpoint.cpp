@@ -28,6 +28,7 @@ std::vector<std::string> merged_files(const fs::path& base) {
     std::error_code ignored;
     const std::string name = at->path().filename().string();
     if (at->is_regular_file(ignored) && !name.ends_with(".index.json") &&
+        name != kAdapterConfigName &&  // the merged folder is no adapter
         std::ranges::count(kEndings, at->path().extension().string()) > 0) {
       names.push_back(name);
     }

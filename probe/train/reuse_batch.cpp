@@ -153,6 +153,7 @@ ReuseBatch make_reuse_batch(const std::vector<TaskDocument>& documents, const Ta
       const std::int64_t first = layout.add(slice(ids, 0, last), whole, static_cast<int>(g), 0);
       for (std::int64_t begin = answer_begin / block * block; begin < std::ssize(ids);
            begin += block) {
+        if (whole + begin == 0) continue;  // no prefix, nothing to reuse
         const auto known =
             static_cast<std::size_t>(std::max<std::int64_t>(answer_begin - begin, 0));
         all.push_back(

@@ -157,10 +157,11 @@ void make_reuse_steps(ReuseTrainer& trainer, const TrainRunOptions& options, Mom
       steps = 0;
       seconds = 0.0;
     }
-    if (now % options.save_every == 0) trainer.save_state(state);
+    // Before the state is saved: a resumed run goes on after the line.
     if (last || (options.evaluate_every > 0 && now % options.evaluate_every == 0)) {
       validate(trainer, options, validation);
     }
+    if (now % options.save_every == 0) trainer.save_state(state);
   }
   trainer.save_state(state);
 }
@@ -184,7 +185,15 @@ void run_reuse(const TrainRunOptions& options, Moment start) {
   if (run.reuse.batch.block_length == 0) {
     run.reuse.batch.block_length = require_block_length(base.config());
   }
-  ReuseTrainer trainer(base, reuse_options_of(run), source_of(run, base));
+  const ReuseTrainOptions reuse = reuse_options_of(run);
+  const std::int64_t shortest = std::int64_t{64} << reuse.first_level;
+  if (run.data.empty() && 2 * run.reuse.batch.block_length > shortest) {
+    throw UsageError(fmt::format(
+        "--block-length: expected at most half of the shortest context of {} tokens, got {}. HINT: "
+        "a longer --first-context",
+        shortest, run.reuse.batch.block_length));
+  }
+  ReuseTrainer trainer(base, reuse, source_of(run, base));
   const fs::path state = state_file(run, TrainStage::kReuse);
   if (run.resume) {
     trainer.load_state(state);

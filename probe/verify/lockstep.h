@@ -29,8 +29,9 @@ class LockstepVisitor {
 /// (the same model, or one of its shape). Rethrows what either run throws. `interrupted` ends both
 /// runs; then the result is true.
 bool replay_in_lockstep(const BlockDiffusionModel& exact_model, const BlockDiffusionModel& model,
-                        AttentionPolicy& policy, const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
-                        LockstepVisitor& visitor, const std::function<bool()>& interrupted);
+                        AttentionPolicy& policy, const DecodeOptions& options,
+                        const std::vector<DecodeRequest>& requests, LockstepVisitor& visitor,
+                        const std::function<bool()>& interrupted);
 
 /// A_in, A_out and the residual, if any, merged (FlashBlock eq. 9) -> [S, H, T, D] float32,
 /// whatever the dtype of `out`.

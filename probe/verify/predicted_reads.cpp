@@ -52,9 +52,9 @@ std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const Policy
 ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule& rule,
                               const ReuseMasks& masks, const ReadShape& shape,
                               const std::optional<ErrorBound>& bound) {
-  ReuseCounter counter(rule);
-  int64_t all = 0;       // key rows of one KV head over the denoising steps
-  int64_t products = 0;  // of one query head
+  int64_t since_read = 0;  // as the decoder counts: a step that reads no row does not end the count
+  int64_t all = 0;         // key rows of one KV head over the denoising steps
+  int64_t products = 0;    // of one query head
   int64_t commits = 0;
   // Of the heads of a range's mask: key rows that they don't read, products that they don't
   // compute.
@@ -70,12 +70,16 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
     const size_t range = masks.ranges.of(row.step);
     all += length;
     products += length * block;
-    if (row.step == 1) changed.assign(row.changed_rows.size(), false);
+    if (row.step == 1) {
+      changed.assign(row.changed_rows.size(), false);
+      since_read = 0;
+    }
+    since_read += row.decided;
     for (size_t i = 0; i < row.changed_rows.size(); ++i) {
       if (row.changed_rows[i]) changed[i] = true;
     }
     const bool reuses = bound ? bound->reuses(row.step, row.masked, changed)
-                              : counter.reuses(row.step, row.changed, row.decided);
+                              : reuses_external(rule, row.step, row.changed, since_read);
     int64_t reading = reuses ? 0 : block;
     if (!reuses && row.step > 1) {
       const std::vector<bool> read = refreshed_rows(rule.refresh, changed, row.masked);
@@ -83,7 +87,9 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
     }
     if (reading == 0) unread[range] += length;
     saved[range] += length * (block - reading);
-    if (reading > 0) changed.assign(changed.size(), false);
+    if (reading == 0) continue;
+    changed.assign(changed.size(), false);
+    since_read = 0;
   }
   ExternalReads reads(shape);
   reads.commit_rows = commits * shape.num_layers * shape.num_kv_heads;

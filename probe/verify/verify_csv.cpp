@@ -76,7 +76,10 @@ CsvRow csv_row(const std::string& kind, const PolicyResult& result, const Settin
       {"attention_ms_high", real(time.high)},
       {"total_seconds", real(spread_of(result.run.times.total).median)},
       {"policy", quoted(result.setting.label)},
-      {"saving_free_with_choice", real(free.saving_with_choice())}};
+      {"saving_free_with_choice", real(free.saving_with_choice())},
+      {"count", reuse && !reuse->bound ? std::string(to_string(reuse->count)) : ""},
+      {"refresh", reuse ? std::string(to_string(reuse->refresh)) : ""},
+      {"bound", reuse && reuse->bound ? real(reuse->bound->bound) : ""}};
 }
 
 }  // namespace

@@ -13,10 +13,15 @@
 namespace blockscope {
 namespace {
 
+/// Files predict for the tau rule that they were made with, and for rows that read all together.
+bool predicts_for(const ReuseFile& file, const ReuseSetting& setting) {
+  return !setting.bound && setting.count == file.tau_counts && setting.refresh == ReuseRefresh::all;
+}
+
 /// The file's prediction for this mask, if it has that point. Masks of one file are nested, so the
 /// number of heads identifies the mask, whatever gamma made it.
 const ReusePoint* point_of(const ReuseFile& file, const ReuseSetting& setting) {
-  if (!setting.gamma.has_value() || setting.count != file.tau_counts) return nullptr;
+  if (!setting.gamma.has_value() || !predicts_for(file, setting)) return nullptr;
   for (const ReuseCurve& curve : file.curves) {
     if (curve.tau != setting.tau) continue;
     for (const ReusePoint& point : curve.points) {
@@ -48,8 +53,8 @@ ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
     setting.gamma = gammas[0];
   }
   setting.reuse = file.reuse;
-  if (setting.bound) return setting;  // the file predicts for tau
-  if (file.predicted.has_value() && file.tau == setting.tau && file.tau_counts == setting.count) {
+  if (!predicts_for(file, setting)) return setting;
+  if (file.predicted.has_value() && file.tau == setting.tau) {
     take_prediction(&file.predicted->point, setting);
   } else {
     take_prediction(point_of(file, setting), setting);
@@ -110,8 +115,14 @@ PolicySetting flashblock_setting(PolicyOptions policy, ReuseSetting reuse, bool 
   nlohmann::json json = own;
   if (!reuse.bound) {
     policy.tau = json["tau"] = reuse.tau;
-    policy.count.reset();
-    if (reuse.count != ReuseCount::since_read) policy.count = reuse.count;
+    // A file may have another default.
+    const bool is_default =
+        reuse.count == ReuseCount::since_read && (of_sweep || policy.reuse_file.empty());
+    if (is_default) {
+      policy.count.reset();
+    } else {
+      policy.count = reuse.count;
+    }
   }
   setting.label = policy_text(policy);
   if (of_sweep) {

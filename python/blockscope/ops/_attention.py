@@ -200,8 +200,8 @@ def reuse_attention(
     refresh_rows [S, T] bool on the CPU: in the heads that reuse, these queries compute their external pair from the
     whole prefix, too; ``external`` and ``lse_external`` are then the cached pair, updated in these rows.
 
-    Gradients: like split_attention. For a row that takes the cached pair, they go to cached_external and cached_lse instead of the
-    external keys and values.
+    Gradients: like split_attention. For a row that takes the cached pair, they go to cached_external and cached_lse
+    instead of the external keys and values.
     """
     return SourcedAttention(*_reuse_attention(
         q, k_ext, v_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), k_in, v_in, cached_external, cached_lse,

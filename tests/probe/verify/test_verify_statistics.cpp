@@ -192,6 +192,18 @@ TEST(PredictedReadsTest, CountsTokensDecidedAsMaskAgain) {
   };
   EXPECT_EQ(read(ReuseCount::step), 40);
   EXPECT_EQ(read(ReuseCount::since_read), 48);
+  // If only changed rows read, such a step reads none, and the count goes on.
+  rows = two_blocks();
+  rows[2].changed = 0;
+  rows[2].decided = 3;  // step 2 decided three tokens as [MASK]
+  rows[2].changed_rows.assign(16, false);
+  rows[1].changed = rows[1].decided = 0;
+  rows[1].changed_rows.assign(16, false);
+  rows[3].changed = rows[3].decided = 1;
+  rows[3].changed_rows[5] = true;
+  const ReuseRule by_rows{2, ReuseCount::since_read, ReuseRefresh::rows};
+  const ExternalReads reads = predicted_reads(rows, by_rows, one_mask({{true}}), {1, 1, 1});
+  EXPECT_EQ(reads.products[0] - reads.products_skipped[0], 8 * (16 + 1) + 12 * (16 + 2));
 }
 
 TEST(PredictedReadsTest, AKvHeadIsReadUnlessItsWholeGroupReuses) {
