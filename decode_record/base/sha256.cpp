@@ -1,7 +1,13 @@
 #include "decode_record/base/sha256.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
+#include <fstream>
+#include <sstream>
+
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {
@@ -87,6 +93,16 @@ std::string sha256_hex(std::string_view text) {
     hex += "0123456789abcdef"[byte & 0xFU];
   }
   return hex;
+}
+
+std::string sha256_of_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file || !text) {
+    throw Error(fmt::format("{}: expected a file, got none that can be read", path.string()));
+  }
+  return sha256_hex(text.str());
 }
 
 }  // namespace blockscope

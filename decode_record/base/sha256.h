@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,5 +27,7 @@ class Sha256 {
 
 /// The digest of a text as 64 hexadecimal digits.
 std::string sha256_hex(std::string_view text);
+/// The same of a file's content. Throws Error if it can't be read.
+std::string sha256_of_file(const std::filesystem::path& path);
 
 }  // namespace blockscope

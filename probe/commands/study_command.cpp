@@ -6,12 +6,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
@@ -93,14 +91,6 @@ void check_flags(const CLI::App& command, const StudyFlags& flags) {
   }
 }
 
-std::string file_digest(const std::string& path) {
-  if (path.empty()) return "";
-  std::ifstream stream(path, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return sha256_hex(text.str());
-}
-
 bool heeds_times(const StudyInfo& info) {
   return info.name == "time" || info.name == "tau" || info.name == "caches";
 }
@@ -134,7 +124,7 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
     settings["strategies"] = o.strategies;
     for (const std::string& strategy : o.strategies) {
       const std::string& file = read_strategy(strategy).frequencies_file;
-      if (!file.empty()) settings["frequencies"].push_back(file_digest(file));
+      if (!file.empty()) settings["frequencies"].push_back(sha256_of_file(file));
     }
   }
   if (o.prompts.generated()) {
@@ -145,7 +135,7 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
     settings["task_seed"] = o.prompts.task_seed;
   } else {
     const PromptFlags& given = o.prompts.given;
-    settings["prompts"] = {file_digest(given.file),
+    settings["prompts"] = {given.file.empty() ? "" : sha256_of_file(given.file),
                            given.prompts,
                            given.input_ids,
                            given.metric,

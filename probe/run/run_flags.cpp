@@ -63,6 +63,19 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   less_usual(app, "Model", {"--revision", "--ranks", "--mask-token-id"});
 }
 
+void refuse_revision(const ModelFlags& flags, std::string_view what) {
+  if (flags.asked_revision == nullptr || flags.asked_revision->count() == 0) return;
+  throw UsageError(
+      fmt::format("--revision: does nothing for {}, and {} is one. HINT: leave the option out",
+                  what, flags.model));
+}
+
+ResolvedModel source_of(const ModelFlags& flags, const Environment& environment) {
+  ResolvedModel source = resolve_model(flags.model, flags.revision, environment.hub);
+  if (source.revision.empty()) refuse_revision(flags, "a folder");
+  return source;
+}
+
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment) {
   if (!flags.shares_prompts) {
     refuse_ranks(flags.command, choose_ranks(flags.ranks, environment.launcher));
@@ -70,13 +83,7 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   LoadedModel loaded;
   loaded.device = open_device(flags.device, local_rank(environment.launcher));
-  loaded.source = resolve_model(flags.model, flags.revision, environment.hub);
-  if (loaded.source.revision.empty() && flags.asked_revision != nullptr &&
-      flags.asked_revision->count() > 0) {
-    throw UsageError(fmt::format(
-        "--revision: does nothing for a folder, and {} is one. HINT: leave the option out",
-        flags.model));
-  }
+  loaded.source = source_of(flags, environment);
   Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
   if (checkpoint.config().draft) {
     throw CheckpointError(fmt::format(

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "decode_record/files/command_files.h"
@@ -50,6 +51,10 @@ struct LoadedModel {
   /// JSON text for /model/json: source, digest, dtype, every resolved value with its source.
   std::string model_json() const;
 };
+/// Throws UsageError if --revision was given: the model is `what` ("a folder"), which has none.
+void refuse_revision(const ModelFlags& flags, std::string_view what);
+/// The folder of the model. Throws what resolve_model and refuse_revision throw.
+ResolvedModel source_of(const ModelFlags& flags, const Environment& environment);
 /// Throws UsageError if this is one of several ranks and the command can't share its prompts.
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment);
 

@@ -351,8 +351,11 @@ const StudyInfo& prediction_info() {
 }
 
 std::string prediction_folder(const ModelFlags& model, const Environment& environment) {
-  if (given_shape(model.model) != nullptr) return "";
-  return resolve_model(model.model, model.revision, environment.hub).folder;
+  if (given_shape(model.model) != nullptr) {
+    refuse_revision(model, "a given shape");
+    return "";
+  }
+  return source_of(model, environment).folder;
 }
 
 PredictionSetting prediction_setting(const ModelFlags& model, const Environment& environment) {

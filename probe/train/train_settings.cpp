@@ -4,10 +4,8 @@
 
 #include <array>
 #include <bit>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -187,15 +185,7 @@ bool runs(const TrainRunOptions& options, Part part) {
 
 /// The SHA-256 of a file of texts; "" for none.
 std::string digest_of_texts(const fs::path& path) {
-  if (path.empty()) return "";
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw UsageError(fmt::format("--data: {}: expected a file of texts, got none that can be read",
-                                 path.string()));
-  }
-  std::ostringstream text;
-  text << file.rdbuf();
-  return sha256_hex(text.str());
+  return path.empty() ? "" : sha256_of_file(path);
 }
 
 /// The settings in a state; null when there is no state.

@@ -256,6 +256,8 @@ class Prediction(CommandLineCase):
         for option in (["--device", "cuda"], ["--threads", 1], ["--pages", 4], ["--gen-length", 8], ["--resume"],
                        ["--cache", "block"], ["--blocks", 2], ["--backbone", NEEDLE], ["--limit", 2]):
             self.refused(USAGE, [f"{option[0]}: does nothing together with --predict"], *command, *option)
+        self.refused(USAGE, ["--revision: does nothing for a given shape, and trado-8b is one"], *command, "--revision", "x")
+        self.refused(USAGE, ["--revision: does nothing for a folder"], *command[:2], NEEDLE, *command[3:], "--revision", "x")
         for first, second in ((["--contexts", 64], ["--total-contexts", 640]), (["--taus", 2], ["--reuse-share", 0.3]),
                               (["--taus", 2], ["--trace", "x.h5"]), (["--steps", 2], ["--trace", "x.h5"]),
                               (["--reuse-share", 0.5], ["--trace", "x.h5"])):
