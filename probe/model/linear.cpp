@@ -4,6 +4,9 @@
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -75,6 +78,22 @@ at::Tensor as_one(const std::vector<at::Tensor>& parts) {
   return first.as_strided(shape, first.strides());
 }
 
+/// at::dropout, which on a CPU draws one 64-bit number an element, on one core: a sixth of the time
+/// of a training step. Here a number serves four elements, so `share` is a multiple of 2^-16.
+at::Tensor with_dropout(const at::Tensor& x, double share) {
+  if (!x.is_cpu()) return at::dropout(x, share, true);
+  constexpr double kSteps = 65536.0;
+  const double dropped = std::round(share * kSteps);
+  const at::Tensor bits =
+      at::empty({(x.numel() + 3) / 4}, at::kLong)
+          .random_(std::numeric_limits<int64_t>::min(), std::optional<int64_t>())
+          .view(at::kShort)
+          .narrow(0, 0, x.numel())
+          .view(x.sizes());
+  const at::Tensor kept = bits.ge(dropped + std::numeric_limits<int16_t>::min());
+  return x * kept.to(x.scalar_type()).mul_(kSteps / (kSteps - dropped));
+}
+
 }  // namespace
 
 Linear::Linear(at::Tensor weight, at::Tensor bias)
@@ -110,7 +129,7 @@ Linear joined(const std::vector<const Linear*>& parts) {
 at::Tensor Linear::operator()(const at::Tensor& x) const {
   if (matrix_.defined()) return matrix_(x);
   if (part_.a.defined()) {
-    const at::Tensor dropped = part_.dropout > 0.0 ? at::dropout(x, part_.dropout, true) : x;
+    const at::Tensor dropped = part_.dropout > 0.0 ? with_dropout(x, part_.dropout) : x;
     const at::Tensor part = at::linear(at::linear(dropped, part_.a), part_.b);
     return at::linear(x, weight_, bias_) + part * part_.scale;
   }

@@ -77,11 +77,12 @@ struct Pair {
 /// What the student keeps from step 1: one pair a layer.
 using Pairs = std::vector<Pair>;
 
-/// scores [..., T, C], values [..., C, D] -> out [..., T, D], lse [..., T].
-Pair attend(const at::Tensor& scores, const at::Tensor& values) {
+/// scores [..., T, C], values [..., C, D] -> out [..., T, D], lse [..., T]. Overwrites the scores:
+/// they are most of what a step writes to memory, and no gradient needs them.
+Pair attend(at::Tensor scores, const at::Tensor& values) {
   // The maximum is a constant: neither result depends on it.
   const at::Tensor most = scores.detach().amax(-1, true);
-  const at::Tensor weights = (scores - most).exp();
+  const at::Tensor weights = scores.sub_(most).exp_();
   const at::Tensor sum = weights.sum(-1, true);
   return {weights.matmul(values) / sum, (most + sum.log()).squeeze(-1)};
 }
@@ -123,9 +124,8 @@ class ProbeRows final : public ForwardSeams {
       const std::int64_t rows = chunk.end - chunk.begin;
       const at::Tensor own =
           q.narrow(2, chunk.begin, rows).reshape({sequences, kv_heads, group * rows, dim});
-      const at::Tensor scores =
-          own.matmul(keys.narrow(2, 0, chunk.shared).transpose(2, 3)) + masks_.masks[i];
-      const Pair part = attend(scores, values.narrow(2, 0, chunk.shared));
+      at::Tensor scores = own.matmul(keys.narrow(2, 0, chunk.shared).transpose(2, 3));
+      const Pair part = attend(scores.add_(masks_.masks[i]), values.narrow(2, 0, chunk.shared));
       outs.push_back(part.out.view({sequences, heads, rows, dim}));
       sums.push_back(part.lse.view({sequences, heads, rows}));
     }

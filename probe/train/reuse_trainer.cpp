@@ -19,6 +19,7 @@ namespace blockscope {
 namespace {
 
 constexpr const char* kReuseStateFormat = "blockscope-train-reuse-1";
+constexpr std::int64_t kTaskProbes = 32;  // about this many of a generated document
 // Streams of TaskRandom that no other stage reads.
 constexpr std::uint64_t kStream = (1U << 21) + (1U << 20);
 
@@ -152,6 +153,12 @@ ReuseBatch ReuseTrainer::make_batch(std::int64_t context, std::int64_t documents
   return make_reuse_batch(texts, {mask, mask == 0 ? 1 : 0}, spec, random);
 }
 
+std::int64_t ReuseTrainer::probe_rows(std::int64_t context) const {
+  const std::int64_t block = options_.batch.block_length;
+  const bool tasks = std::holds_alternative<TaskTokens>(source_);
+  return block * std::min(options_.batch.probes, tasks ? kTaskProbes : context / block);
+}
+
 ReuseReport ReuseTrainer::step() {
   TaskRandom random(TaskSplit::kTrain, (options_.seed & 0xffff) + kStream,
                     static_cast<std::uint64_t>(step_));
@@ -159,7 +166,8 @@ ReuseReport ReuseTrainer::step() {
       static_cast<std::int64_t>(random.between(static_cast<std::size_t>(options_.first_level),
                                                static_cast<std::size_t>(options_.last_level)));
   const std::int64_t context = std::int64_t{64} << level;
-  const std::int64_t documents = std::clamp<std::int64_t>(options_.batch_rows / context, 1, 16);
+  const std::int64_t documents =
+      std::clamp<std::int64_t>(options_.batch_rows / (context + probe_rows(context)), 1, 16);
   const ReuseBatch batch = make_batch(context, documents, options_.batch, 0, random, false);
   ReuseObjective objective = options_.objective;
   objective.quota = static_cast<std::int64_t>(

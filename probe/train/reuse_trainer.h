@@ -37,7 +37,7 @@ struct ReuseTrainOptions {
   std::int64_t warmup = 50;
   double decay_fraction = 0.3;
   AdamOptions adam{.weight_decay = 0.05, .clip = 1.0};
-  std::int64_t batch_rows = 2048;                // target number of true tokens per batch
+  std::int64_t batch_rows = 2048;  // target number of rows per batch: true tokens, and probes
   std::int64_t first_level = 1, last_level = 4;  // contexts of 64 << level, drawn evenly
   bool bfloat16 = false;
   std::string device = "cpu";
@@ -92,6 +92,8 @@ class ReuseTrainer {
  private:
   ReuseBatch make_batch(std::int64_t context, std::int64_t documents, const ReuseBatchSpec& spec,
                         std::size_t first_held_out, TaskRandom& random, bool held_out) const;
+  /// About how many rows the probes of a document have.
+  std::int64_t probe_rows(std::int64_t context) const;
   std::map<std::string, LowRank> parts(double dropout) const;
   double learning_rate() const;
 

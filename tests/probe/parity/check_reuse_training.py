@@ -197,7 +197,7 @@ def check_case(folder, number, case):
         out, work = folder / f"out{number}-{count}", folder / f"work{number}-{count}"
         harness.run("train", "--stage", "reuse", "--init", model, "--data", data, "--out", out, "--work", work, "--steps", count,
                     "--seed", seed, "--decay", 0, "--warmup", 1, "--first-context", 64, "--last-context", 64, "--batch-tokens",
-                    192, "--evaluate-documents", 0, "--evaluate-every", 0, "--lora-dropout", 0, "--lora-modules",
+                    384, "--evaluate-documents", 0, "--evaluate-every", 0, "--lora-dropout", 0, "--lora-modules",
                     case["modules"], "--lora-rank", case["rank"], "--lora-alpha", case["alpha"], "--unroll", case["unroll"],
                     "--quota", case["quota"], "--start-steps", case["start"], "--threshold", case["threshold"], "--reuse-weight", case["weights"][0],
                     "--dense-weight", case["weights"][1], "--reuse-learning-rate", RATE, "--threads", 1)
@@ -216,7 +216,7 @@ def check_case(folder, number, case):
     for part in parts.values():
         part.requires_grad_()
     base = load_weights(model)
-    batch, drawn = drawn_texts(texts, steps, seed, 3, 64, block, case)
+    batch, drawn = drawn_texts(texts, steps, seed, 3, 64, block, case)  # 384 rows: 3 texts of 64, and their probes
     student = Model(spec, base, parts, case["alpha"] / case["rank"])
     (reuse, dense), agree = losses(Model(spec, base), student, batch, case | drawn, block, mask)
     loss = case["weights"][0] * reuse + case["weights"][1] * dense
