@@ -90,6 +90,7 @@ struct StepDecision {
   std::vector<Revocation> revoked;   // by position; none of them was transferred at this step
   std::vector<int64_t> selected;     // chosen positions, also if the token was [MASK] itself
   int64_t kept_masks = 0;            // number of chosen positions whose token was [MASK]
+  float sure_left = 0.0F;            // SequencePass::sure_left of the next step
   std::optional<NextToken> next;     // for a commit or the last prefill, with sub-blocks: the token
                                      // after the stored positions
   std::optional<DraftVerdict> verdict = {};  // for a draft's pass
@@ -108,8 +109,8 @@ struct PassResult {
   int64_t attention_ns = 0;  // the part of pass_ns in the attention of all layers, and in waiting
                              // for work that the policy does in parallel
   std::vector<StepDecision> decisions =
-      {};                            // [S]; commit: only `next` is set; prefill: none, or [1]
-  std::vector<LayerWork> work = {};  // by model layer, for a bidirectional model's one sequence
+      {};                               // [S]; commit: only `next` is set; prefill: none, or [1]
+  std::vector<LayerWork> work = {};     // by model layer, for a bidirectional model's one sequence
   std::vector<int64_t> rows_read = {};  // [S] AttentionPolicy::rows_read; prefill: empty
   int64_t deciding_ns = 0;  // the part of pass_ns from logits to tokens: sampling, the strategy
 };

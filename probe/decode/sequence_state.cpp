@@ -61,6 +61,7 @@ void begin_next_block(SequenceState& state) {
   state.last_input.clear();
   state.kept_masks = state.since_read = 0;
   state.unread.clear();
+  state.sure_left = 0.0F;
   state.block_cached = false;
 }
 
@@ -108,6 +109,7 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
     pass.decided = pass.changed + state.kept_masks;
   }
   pass.since_read = state.since_read + pass.decided;
+  pass.sure_left = state.sure_left;
   pass.kind = wants_commit(state, pass.masks_left, options) ? PassKind::commit : PassKind::denoise;
   if (pass.kind == PassKind::denoise) {
     pass.step = state.step + 1;
@@ -155,6 +157,7 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   }
   ++state.step;
   state.kept_masks = decision.kept_masks;
+  state.sure_left = decision.sure_left;
   ++state.replay_cursor;
   ++state.outcome.denoising_steps;
   const auto block = state.tokens.begin() + pass.block_start;

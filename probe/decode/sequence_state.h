@@ -20,6 +20,7 @@ struct SequenceState {
   int64_t kept_masks = 0;           // positions that the previous step decided as [MASK]
   int64_t since_read = 0;           // SequencePass::since_read of the block's previous step
   std::vector<bool> unread;         // [B] SequencePass::unread of it; empty: it read the prefix
+  float sure_left = 0.0F;           // StepDecision::sure_left of the block's previous step
   int64_t prompt_length = 0;
   int64_t block = 0;
   int64_t step = 0;           // denoising steps done in this block

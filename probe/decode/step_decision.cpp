@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -94,6 +95,17 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
   });
   decision.kept_masks = std::ssize(decision.selected) - std::ssize(decision.transferred);
   return decision;
+}
+
+/// `masked`: positions that the step could decide. A prediction of [MASK] decides nothing.
+float sure_left(std::vector<bool> masked, const StepDecision& decision, int64_t mask_token_id) {
+  for (const int64_t p : decision.transferred) masked[static_cast<size_t>(p)] = false;
+  float most = 0.0F;
+  for (size_t p = 0; p < masked.size(); ++p) {
+    if (!masked[p] || decision.prediction.top1[p] == mask_token_id) continue;
+    most = std::max(most, decision.prediction.top1_confidence[p]);
+  }
+  return most;
 }
 
 /// WINO's narrow out: the tokens of the block that the shadow positions find unlikely.
@@ -279,6 +291,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
       }
     }
     chosen += std::ssize(decisions.back().selected);
+    decisions.back().sure_left = sure_left(open.masked, decisions.back(), options.mask_token_id);
   }
   return decisions;
 }

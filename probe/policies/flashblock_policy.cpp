@@ -113,7 +113,7 @@ class FlashBlockPolicy : public AttentionPolicy {
   void add_sequence(const SequencePass& sequence) {
     const bool denoise = sequence.kind == PassKind::denoise;
     const bool reuses =
-        denoise &&
+        denoise && sequence.sure_left >= options_.sure &&
         (options_.bound ? options_.bound->reuses(sequence.step, sequence.masked, sequence.unread)
                         : reuses_external(options_.rule, sequence.step, sequence.changed,
                                           sequence.since_read));
@@ -216,6 +216,8 @@ PolicyEntry flashblock_entry() {
       real_option("bound", &PolicyOptions::bound, {0.0, 1e3, true},
                   "in place of tau: reuse while the predicted relative L2 error of the attention "
                   "output is below this; needs a reuse file with row_errors"),
+      real_option("sure", &PolicyOptions::sure, {0.0, 1.0},
+                  "reuse only if the step before left a token of at least this probability"),
       file_option("reuse", &PolicyOptions::reuse_file,
                   "calibration file with the heads that may reuse; without it all heads may")};
   entry.within_block = [](const PolicyOptions&) { return true; };
@@ -252,6 +254,7 @@ PolicyEntry flashblock_entry() {
       settings["tau"] = static_cast<int64_t>(options.rule.tau);
       settings["count"] = to_string(options.rule.count);
     }
+    options.sure = asked.sure.value_or(0.0);
     settings["reuse_file"] = asked.reuse_file;
     settings["reuse_digest"] = digest;
     return make_flashblock_policy(std::move(options));

@@ -26,6 +26,7 @@ struct PolicyOptions {
   std::optional<ReuseCount> count;           // flashblock; unset: see reuse_rule
   ReuseRefresh refresh = ReuseRefresh::all;  // flashblock
   std::optional<double> bound;               // flashblock, in place of tau and count
+  std::optional<double> sure;                // flashblock, with tau or bound
   std::string reuse_file;                    // flashblock
   std::optional<int64_t> k;                  // sparse policies: one of k and density
   std::optional<double> density;

@@ -79,7 +79,8 @@ CsvRow csv_row(const std::string& kind, const PolicyResult& result, const Settin
       {"saving_free_with_choice", real(free.saving_with_choice())},
       {"count", reuse && !reuse->bound ? std::string(to_string(reuse->count)) : ""},
       {"refresh", reuse ? std::string(to_string(reuse->refresh)) : ""},
-      {"bound", reuse && reuse->bound ? real(reuse->bound->bound) : ""}};
+      {"bound", reuse && reuse->bound ? real(reuse->bound->bound) : ""},
+      {"sure", real(result.setting.policy.sure)}};
 }
 
 }  // namespace

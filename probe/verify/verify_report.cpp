@@ -95,6 +95,7 @@ void add_free_running(const VerifyResult& all, const SettingResult& result,
 std::string prediction_text(const PolicyResult& result) {
   if (!result.predicted.has_value()) {
     if (result.setting.policy.policy == "exact") return "n/a: exact has no rule";
+    if (result.setting.policy.sure) return "n/a: sure depends on the policy's own probabilities";
     return "n/a: pages that don't divide the prefix; the rule can't say which sets took the last "
            "one";
   }
@@ -317,8 +318,9 @@ std::string sweep_text(const VerifyResult& result) {
         fmt::format("{}{:g}", reuse.by_effect ? "effect " : "", reuse.gamma.value_or(0.0)),
         fmt::format("{}", reuse.heads()), accuracy(row.scores, row.scores.mean_b),
         percent(row.agreement.share_equal()), fmt::format("{:.2e}", row.fidelity.kl.mean),
-        percent(row.predicted->saving()), percent(row.fidelity.reads.saving()),
-        percent(row.run.reads.saving()), attention_per_pass(row.run).median);
+        row.predicted ? percent(row.predicted->saving()) : "n/a",
+        percent(row.fidelity.reads.saving()), percent(row.run.reads.saving()),
+        attention_per_pass(row.run).median);
   }
   return text;
 }

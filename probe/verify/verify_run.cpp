@@ -35,7 +35,8 @@ bool same_policy(const PolicySetting& a, const PolicySetting& b) {
   if (a.reuse.has_value() != b.reuse.has_value()) return false;
   if (!a.reuse.has_value()) return a.policy == b.policy;
   return a.reuse->rule() == b.reuse->rule() && a.reuse->reuse == b.reuse->reuse &&
-         a.policy.bound == b.policy.bound && a.policy.interventions == b.policy.interventions;
+         a.policy.bound == b.policy.bound && a.policy.sure == b.policy.sure &&
+         a.policy.interventions == b.policy.interventions;
 }
 
 class VerifyLoop {
@@ -85,8 +86,9 @@ class VerifyLoop {
 
   /// Adds the rule's prediction for one sequence's passes. One unknown makes the sum unknown.
   void predict(const std::vector<PassRow>& rows, PolicyRun& one) const {
-    if (!one.predicted) return;
     const PolicySetting& setting = *one.setting;
+    if (setting.policy.sure) one.predicted.reset();  // depends on the policy's own probabilities
+    if (!one.predicted) return;
     const std::optional<ExternalReads> reads =
         setting.reuse.has_value()
             ? predicted_reads(rows, setting.reuse->rule(), setting.reuse->reuse, shape_,

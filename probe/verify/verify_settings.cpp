@@ -53,7 +53,7 @@ ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
     setting.gamma = gammas[0];
   }
   setting.reuse = file.reuse;
-  if (!predicts_for(file, setting)) return setting;
+  if (flags.policy.sure || !predicts_for(file, setting)) return setting;
   if (file.predicted.has_value() && file.tau == setting.tau) {
     take_prediction(&file.predicted->point, setting);
   } else {
@@ -182,7 +182,8 @@ std::unique_ptr<AttentionPolicy> make_policy(const PolicySetting& setting,
   const ModelConfig& config = model.config;
   return with_interventions(
       make_flashblock_policy({config.num_layers, config.num_heads, setting.reuse->rule(),
-                              setting.reuse->reuse, setting.reuse->bound}),
+                              setting.reuse->reuse, setting.reuse->bound,
+                              setting.policy.sure.value_or(0.0)}),
       setting.policy.interventions,
       {config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim,
        config.hidden_size});
@@ -237,7 +238,7 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
       setting.by_effect = file.statistic == kEffectRank;
       setting.gamma = gamma;
       setting.reuse = masks_at(file, gamma, num_kv_heads);
-      take_prediction(point_of(file, setting), setting);
+      if (!flags.policy.sure) take_prediction(point_of(file, setting), setting);
       settings.push_back(std::move(setting));
     }
   }

@@ -89,7 +89,8 @@ CHOICES = {
     "policy": {
         "tau": ",tau=3", "count": ",count=step", "refresh": ",refresh=near",
         "reuse": (",reuse=@reuse", ",reuse=@other_reuse", "reuse_digest"),
-        "bound": (",bound=0.1,reuse=@reuse", ",bound=0.2,reuse=@reuse", "bound"), "k": (",k=4", ",k=5", "k"),
+        "bound": (",bound=0.1,reuse=@reuse", ",bound=0.2,reuse=@reuse", "bound"),
+        "sure": (",sure=0.1", ",sure=0.2", "sure"), "k": (",k=4", ",k=5", "k"),
         "density": (",density=0.5", ",density=0.7", "density"), "exact_layers": ",exact_layers=1", "page": ",page=8",
         "per_block": ",per_block", "seed": ("", ",seed=3", "policy_seed")},
     "strategy": {

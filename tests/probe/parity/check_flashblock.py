@@ -3,8 +3,8 @@ traces read with h5py alone.
 
 Which heads reused must follow from M alone, of the step or summed since the last read; a reused row
 must carry the A_out, L_out of the row it took them from; /shadow must hold the exact values and
-/attention the exact ones wherever nothing was reused. Fed with an exact run's trajectory, tau = 1 with M >= 1 everywhere reuses nothing and must
-record the same numbers bit for bit.
+/attention the exact ones wherever nothing was reused. Fed with an exact run's trajectory, tau = 1
+with M >= 1 everywhere reuses nothing and must record the same numbers bit for bit.
 """
 
 import json
@@ -148,6 +148,36 @@ def check_bound(trace, masks, starts, bound):
     return reusing[1]
 
 
+def probabilities_left(trace):
+    """For each later step of a block: its row, and the largest probability of a token other than
+    [MASK] that the step before predicted and left masked."""
+    kinds, steps = trace.rows("/steps/kind"), trace.rows("/steps/step")
+    token = trace.file["/prediction/token"][:len(kinds)]
+    mask = trace.file["/model"].attrs["mask_token_id"]
+    confidence = trace.file["/prediction/confidence"][:len(kinds)]
+    for index in range(trace.num_sequences):
+        rows = [int(r) for r in trace.rows_of(index) if kinds[r] == DENOISE]
+        for before, row in zip(rows, rows[1:]):
+            if steps[row] > 1:
+                left = (token[row] >= 0) & (token[before] != mask)  # -1: not a mask now
+                yield row, confidence[before][left].max(initial=0)
+
+
+def check_sure(trace, tau, sure):
+    """Every step reuses iff tau allows it and the step before was sure of a token that it left.
+    -> reusing steps"""
+    since_read, rows_read = trace.rows("/steps/since_read"), trace.rows("/steps/rows_read")
+    reusing = {True: 0, False: 0}
+    for row, left in probabilities_left(trace):
+        harness.require(abs(left - sure) > 1e-7, "a tie: choose another probability")
+        may = bool(since_read[row] < tau and left >= sure)
+        harness.require((rows_read[row] == 0) == may,
+                        f"row {row}: {since_read[row]} decided, {left:.6f} left, sure {sure}")
+        reusing[may] += int(since_read[row] < tau)
+    harness.require(min(reusing.values()) > 0, f"sure {sure}: all steps decide alike: {reusing}")
+    return reusing[True]
+
+
 def run(folder, checkpoint, spec, *flags):
     return check_attention.capture(folder, CASE, checkpoint, spec, flags)
 
@@ -222,6 +252,15 @@ def main():
             trace = run(folder, checkpoint, spec, "--policy",
                         f"flashblock,bound={bound},reuse={folder / 'by_step.json'}")
             print(f"bound {bound}: {check_bound(trace, masks, starts, bound)} steps reuse")
+        masked = ["--predictions", "masked"]
+        trace = run(folder, checkpoint, spec, *masked)
+        for share in (0.3, 0.6):
+            sure = np.quantile([left for _, left in probabilities_left(trace)], share)
+            for tau in (2, 100):
+                trace = run(folder, checkpoint, spec, *masked, "--policy",
+                            f"flashblock,tau={tau},sure={sure:.6f}")
+                reusing = check_sure(trace, tau, round(sure, 6))
+                print(f"tau {tau}, sure {sure:.6f}: {reusing} steps reuse")
         check_replay(folder, checkpoint, spec)
     for name, (count, error) in worst.errors.items():
         print(f"  {name:20} {count:8} values, largest error {error:.1e}")

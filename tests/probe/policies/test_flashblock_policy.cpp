@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
 #include <vector>
 
 #include "tests/probe/policies/policy_pass.h"
@@ -73,6 +74,24 @@ TEST(FlashBlockPolicy, ReusesExactlyWhenFewerThanTauTokensWereDecidedSinceTheLas
 
 TEST(FlashBlockPolicy, ReusesExactlyWhenTheStepChangedFewerThanTauTokens) {
   expect_reuse_below_tau(ReuseCount::step);
+}
+
+TEST(FlashBlockPolicy, ReusesOnlyWhenTheStepBeforeWasSureOfATokenThatItLeft) {
+  for (const auto& [left, counted, reuses] :
+       std::vector<std::tuple<float, int64_t, bool>>{{0.75F, 1, true},  // just enough
+                                                     {0.74F, 1, false},
+                                                     {0.9F, 2, false},  // tau is reached
+                                                     {0.0F, 0, false}}) {
+    FlashBlockOptions options{kLayers, kHeads, {2}, {}};
+    options.sure = 0.75;
+    const auto policy = make_flashblock_policy(options);
+    Pass first(1, 7);
+    first.at_step(0, 1, 0).run(*policy);
+    Pass second(1, 7);
+    second.at_step(0, 2, counted).context.sequences[0].sure_left = left;
+    second.run(*policy);
+    EXPECT_EQ(policy->rows_read(0, 5), reuses ? 0 : 5) << left << ", " << counted;
+  }
 }
 
 TEST(FlashBlockPolicy, NeverReusesAtTheFirstStepOrTheCommit) {
