@@ -97,11 +97,11 @@ std::string sha256_hex(std::string_view text) {
 
 std::string sha256_of_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file || !text) {
+  if (!file || std::filesystem::is_directory(path)) {
     throw Error(fmt::format("{}: expected a file, got none that can be read", path.string()));
   }
+  std::ostringstream text;
+  text << file.rdbuf();  // fails for an empty file, and for a pipe that was read before
   return sha256_hex(text.str());
 }
 

@@ -52,7 +52,7 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
       ->check(real_number(0.0, 1.0));
   add("--warmup", run.train.warmup, "Warm up linearly for this many steps")->check(count);
   add("--batch-tokens", run.train.batch_rows,
-      "Aim at this many tokens per batch (2 to 16 documents)")
+      "Aim at this many tokens per batch (2 to 16 documents); reuse: with probes, from 1")
       ->check(count);
   add("--first-context", flags.first_context, "Start the curriculum at this context length");
   add("--last-context", flags.last_context, "End the curriculum at this context length");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -100,12 +101,15 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
 /// `masked`: positions that the step could decide. A prediction of [MASK] decides nothing.
 float sure_left(std::vector<bool> masked, const StepDecision& decision, int64_t mask_token_id) {
   for (const int64_t p : decision.transferred) masked[static_cast<size_t>(p)] = false;
-  float most = 0.0F;
+  std::vector<float> left;
   for (size_t p = 0; p < masked.size(); ++p) {
     if (!masked[p] || decision.prediction.top1[p] == mask_token_id) continue;
-    most = std::max(most, decision.prediction.top1_confidence[p]);
+    left.push_back(decision.prediction.top1_confidence[p]);
   }
-  return most;
+  if (left.empty()) return 0.0F;
+  std::sort(left.begin(), left.end(), std::greater<>());
+  const size_t wanted = std::max<size_t>(decision.transferred.size(), 1);
+  return left[std::min(wanted, left.size()) - 1];
 }
 
 /// WINO's narrow out: the tokens of the block that the shadow positions find unlikely.

@@ -112,13 +112,14 @@ class FlashBlockPolicy : public AttentionPolicy {
   /// Decides what a sequence reads in this pass.
   void add_sequence(const SequencePass& sequence) {
     const bool denoise = sequence.kind == PassKind::denoise;
+    const bool sure = sequence.sure_left >= options_.sure;
     const bool reuses =
-        denoise && sequence.sure_left >= options_.sure &&
+        denoise && sure &&
         (options_.bound ? options_.bound->reuses(sequence.step, sequence.masked, sequence.unread)
                         : reuses_external(options_.rule, sequence.step, sequence.changed,
                                           sequence.since_read));
-    const bool by_rows =
-        options_.rule.refresh != ReuseRefresh::all && denoise && !reuses && !sequence.first_step();
+    const bool by_rows = options_.rule.refresh != ReuseRefresh::all && denoise && sure && !reuses &&
+                         !sequence.first_step();
     const auto slot = static_cast<int64_t>(kept_.size());
     const size_t range = options_.reuse.ranges.of(std::max<int64_t>(sequence.step, 1));
     ranges_.push_back(range);
@@ -216,8 +217,9 @@ PolicyEntry flashblock_entry() {
       real_option("bound", &PolicyOptions::bound, {0.0, 1e3, true},
                   "in place of tau: reuse while the predicted relative L2 error of the attention "
                   "output is below this; needs a reuse file with row_errors"),
-      real_option("sure", &PolicyOptions::sure, {0.0, 1.0},
-                  "reuse only if the step before left a token of at least this probability"),
+      real_option("sure", &PolicyOptions::sure, {0.0, 1.0, true},
+                  "read everything unless the step before left tokens undecided that are at least "
+                  "this probable"),
       file_option("reuse", &PolicyOptions::reuse_file,
                   "calibration file with the heads that may reuse; without it all heads may")};
   entry.within_block = [](const PolicyOptions&) { return true; };

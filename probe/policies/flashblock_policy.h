@@ -20,7 +20,7 @@ struct FlashBlockOptions {
   ReuseRule rule;
   ReuseMasks reuse{};                 // [ranges][num_layers][num_heads]
   std::optional<ErrorBound> bound{};  // in place of the rule's tau and count
-  double sure = 0.0;                  // least SequencePass::sure_left of a step that reuses
+  double sure = 0.0;                  // a step with a smaller SequencePass::sure_left reads all
 };
 
 /// The error bound of `bound=`, from the row errors of the file. Throws CalibrationError if the

@@ -28,10 +28,11 @@ struct SequencePass {
   int64_t since_read = 0;    // sum of `decided` since the block's last pass that read the prefix
                              // (AttentionPolicy::rows_read), that pass's own decisions included
   std::vector<bool> unread;  // [B] positions whose input changed since then; empty for prefill
-  float sure_left = 0.0F;    // largest probability of a token that the block's previous step could
-                             // have decided and did not; 0: none, or no previous step
-  int64_t masks_left = 0;    // masks in this pass's input
-  std::vector<bool> masked;  // [B] which input positions are masks; empty for prefill
+  float sure_left = 0.0F;  // n-th largest probability of the tokens that the block's previous step
+                           // could have decided and did not, where it decided n, or of all that are
+                           // left if they are fewer; 0: none, or no previous step
+  int64_t masks_left = 0;      // masks in this pass's input
+  std::vector<bool> masked;    // [B] which input positions are masks; empty for prefill
   std::vector<bool> computed;  // [B] which positions the pass computes; empty: all of them
   int64_t run_step = 0;        // denoising steps of the sequence so far, this one included
   int64_t planned_steps = 0;   // steps of the sequence if no block ends early: blocks * T

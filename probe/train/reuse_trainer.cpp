@@ -18,7 +18,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kReuseStateFormat = "blockscope-train-reuse-1";
+constexpr const char* kReuseStateFormat = "blockscope-train-reuse-2";
 constexpr std::int64_t kTaskProbes = 32;  // about this many of a generated document
 // Streams of TaskRandom that no other stage reads.
 constexpr std::uint64_t kStream = (1U << 21) + (1U << 20);

@@ -185,7 +185,13 @@ bool runs(const TrainRunOptions& options, Part part) {
 
 /// The SHA-256 of a file of texts; "" for none.
 std::string digest_of_texts(const fs::path& path) {
-  return path.empty() ? "" : sha256_of_file(path);
+  if (path.empty()) return "";
+  try {
+    return sha256_of_file(path);
+  } catch (const Error& error) {
+    throw UsageError(
+        fmt::format("--data: {}. HINT: name a prompt file (JSON Lines)", error.what()));
+  }
 }
 
 /// The settings in a state; null when there is no state.

@@ -25,7 +25,7 @@ struct Curve {
 std::vector<Curve> curves_of(const VerifyResult& result) {
   const PolicySetting& own = result.settings.front().setting;
   if (result.settings.size() == 1) {
-    const bool by_tau = own.reuse.has_value() && !own.reuse->bound;
+    const bool by_tau = own.reuse.has_value() && !own.reuse->bound && !own.policy.sure;
     const std::string title =
         by_tau ? fmt::format("'τ = {}'", own.reuse->tau) : gnuplot_text(own.label);
     return {{"policy.tsv", title, {&result.settings.front()}}};
@@ -240,7 +240,8 @@ const SettingResult* point_of(const VerifyResult& result, const Curve& curve) {
 }
 
 std::string context_title(const PolicySetting& setting) {
-  if (!setting.reuse.has_value() || setting.reuse->bound) return gnuplot_text(setting.label);
+  const bool by_tau = setting.reuse.has_value() && !setting.reuse->bound && !setting.policy.sure;
+  if (!by_tau) return gnuplot_text(setting.label);
   const std::string point = point_text(setting);
   return setting.reuse->gamma.has_value()
              ? fmt::format("'τ = {}, γ = {}'", setting.reuse->tau, point)

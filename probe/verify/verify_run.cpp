@@ -78,7 +78,9 @@ class VerifyLoop {
     one.sequences.resize(input_.prompts.size());
     if (!setting.exact()) {
       one.meter = std::make_unique<FidelityMeter>(shape_);
-      if (setting.policy.policy != "exact") one.predicted = ExternalReads(shape_);
+      // With `sure`, the reads depend on the policy's own probabilities.
+      const bool has_rule = setting.policy.policy != "exact" && !setting.policy.sure;
+      if (has_rule) one.predicted = ExternalReads(shape_);
       ++replays_;
     }
     runs_.push_back(std::move(one));
@@ -86,9 +88,8 @@ class VerifyLoop {
 
   /// Adds the rule's prediction for one sequence's passes. One unknown makes the sum unknown.
   void predict(const std::vector<PassRow>& rows, PolicyRun& one) const {
-    const PolicySetting& setting = *one.setting;
-    if (setting.policy.sure) one.predicted.reset();  // depends on the policy's own probabilities
     if (!one.predicted) return;
+    const PolicySetting& setting = *one.setting;
     const std::optional<ExternalReads> reads =
         setting.reuse.has_value()
             ? predicted_reads(rows, setting.reuse->rule(), setting.reuse->reuse, shape_,

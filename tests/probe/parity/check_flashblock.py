@@ -149,9 +149,10 @@ def check_bound(trace, masks, starts, bound):
 
 
 def probabilities_left(trace):
-    """For each later step of a block: its row, and the largest probability of a token other than
-    [MASK] that the step before predicted and left masked."""
+    """For each later step of a block: its row, and the n-th largest probability of the tokens other
+    than [MASK] that the step before predicted and left masked. n: how many it decided."""
     kinds, steps = trace.rows("/steps/kind"), trace.rows("/steps/step")
+    decided = trace.rows("/steps/changed")
     token = trace.file["/prediction/token"][:len(kinds)]
     mask = trace.file["/model"].attrs["mask_token_id"]
     confidence = trace.file["/prediction/confidence"][:len(kinds)]
@@ -160,7 +161,8 @@ def probabilities_left(trace):
         for before, row in zip(rows, rows[1:]):
             if steps[row] > 1:
                 left = (token[row] >= 0) & (token[before] != mask)  # -1: not a mask now
-                yield row, confidence[before][left].max(initial=0)
+                ordered = [*np.sort(confidence[before][left])[::-1], 0]
+                yield row, ordered[max(min(max(decided[row], 1), left.sum()) - 1, 0)]
 
 
 def check_sure(trace, tau, sure):

@@ -171,6 +171,17 @@ TEST_F(VerifyPolicies, APairIsReplayedOnTheReferencesRun) {
   EXPECT_FALSE(alone.reference.predicted.has_value());
 }
 
+TEST_F(VerifyPolicies, ReadsThatDependOnProbabilitiesAreCountedAndNotPredicted) {
+  const PolicySetting never = setting("flashblock,tau=16,sure=1");  // no token is that sure
+  const VerifyResult result = verify({setting("flashblock,tau=16"), never, never});
+  EXPECT_EQ(never.label, "flashblock,tau=16,sure=1");
+  EXPECT_GT(result.settings[0].fidelity.reads.saving(), 0.0);
+  EXPECT_TRUE(result.settings[0].predicted.has_value());
+  EXPECT_EQ(result.settings[1].fidelity.reads.saving(), 0.0);
+  EXPECT_FALSE(result.settings[1].predicted.has_value());
+  EXPECT_NE(sweep_text(result).find("n/a"), std::string::npos);
+}
+
 TEST_F(VerifyPolicies, FlashBlockWithoutAFileReusesEveryHead) {
   const PolicySetting all = setting("flashblock,tau=3");
   ASSERT_TRUE(all.reuse.has_value());
