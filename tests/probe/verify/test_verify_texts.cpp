@@ -179,7 +179,7 @@ TEST(VerifyTextTest, WhatChoosingReadsIsNotHidden) {
   EXPECT_THAT(verify_json(result, facts()),
               AllOf(HasSubstr("\"choice_rows\": 30"), HasSubstr("\"bytes_read_to_choose\": 30.0"),
                     HasSubstr("\"label\": \"mage,k=4\""), Not(HasSubstr("\"tau\""))));
-  EXPECT_THAT(verify_csv(result, facts()), HasSubstr("\"mage,k=4\",0.05,,,\n"));
+  EXPECT_THAT(verify_csv(result, facts()), HasSubstr("\"mage,k=4\",0.05,,,,\n"));
   result.settings[0].run.reads.choice_rows = 60;
   EXPECT_THAT(verdict_text(result), HasSubstr("(with what choosing reads: 10.0 % more read)"));
   result.settings[0].predicted.reset();
