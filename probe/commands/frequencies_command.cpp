@@ -15,9 +15,9 @@
 #include "decode_record/base/error.h"
 #include "decode_record/base/text.h"
 #include "decode_record/files/command_files.h"
-#include "probe/checkpoint/hub_cache.h"
 #include "probe/checkpoint/model_config.h"
 #include "probe/run/frequencies_file.h"
+#include "probe/run/run_flags.h"
 
 namespace blockscope {
 namespace {
@@ -36,11 +36,10 @@ struct FrequenciesFlags {
 void run_frequencies(const CLI::App& command, const FrequenciesFlags& flags,
                      const Environment& environment) {
   const InterruptGuard guard;  // before the output: a signal must not leave a partial one
-  const ResolvedModel source = resolve_model(flags.model, flags.revision, environment.hub);
-  if (source.revision.empty() && command.count("--revision") > 0) {
-    throw UsageError(fmt::format(
-        "--revision: does nothing for a folder, and {} is one. HINT: leave it out", flags.model));
-  }
+  const ResolvedModel source = model_source({.model = flags.model,
+                                             .revision = flags.revision,
+                                             .asked_revision = command.get_option("--revision")},
+                                            environment);
   CommandFiles files;
   int64_t total = 0;
   for (const std::string& text : flags.texts) {

@@ -70,7 +70,7 @@ void refuse_revision(const ModelFlags& flags, std::string_view what) {
                   what, flags.model));
 }
 
-ResolvedModel source_of(const ModelFlags& flags, const Environment& environment) {
+ResolvedModel model_source(const ModelFlags& flags, const Environment& environment) {
   ResolvedModel source = resolve_model(flags.model, flags.revision, environment.hub);
   if (source.revision.empty()) refuse_revision(flags, "a folder");
   return source;
@@ -83,7 +83,7 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   LoadedModel loaded;
   loaded.device = open_device(flags.device, local_rank(environment.launcher));
-  loaded.source = source_of(flags, environment);
+  loaded.source = model_source(flags, environment);
   Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
   if (checkpoint.config().draft) {
     throw CheckpointError(fmt::format(

@@ -54,7 +54,7 @@ struct LoadedModel {
 /// Throws UsageError if --revision was given: the model is `what` ("a folder"), which has none.
 void refuse_revision(const ModelFlags& flags, std::string_view what);
 /// The folder of the model. Throws what resolve_model and refuse_revision throw.
-ResolvedModel source_of(const ModelFlags& flags, const Environment& environment);
+ResolvedModel model_source(const ModelFlags& flags, const Environment& environment);
 /// Throws UsageError if this is one of several ranks and the command can't share its prompts.
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment);
 

@@ -355,7 +355,7 @@ std::string prediction_folder(const ModelFlags& model, const Environment& enviro
     refuse_revision(model, "a given shape");
     return "";
   }
-  return source_of(model, environment).folder;
+  return model_source(model, environment).folder;
 }
 
 PredictionSetting prediction_setting(const ModelFlags& model, const Environment& environment) {

@@ -177,6 +177,8 @@ class Resume(CommandLineCase):
         before, text = state.read_bytes(), data.read_text()
         data.write_text(text + text.splitlines()[-1].replace("[0", "[1") + "\n")
         self.refused(USAGE, ["the sha256 of --data", "HINT"], *resume)
+        data.unlink()
+        self.refused(USAGE, [f"--data: {data}: expected a file, got none that can be read", "HINT"], *resume)
         data.write_text(text)
         self.refused(USAGE, ["the digest of --init", "HINT"], *resume, "--init", NEEDLE)
         self.assertEqual(state.read_bytes(), before)
