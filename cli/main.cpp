@@ -45,10 +45,13 @@ int run(CLI::App& app, int argc, char** argv) {
     throw UsageError("no command given. HINT: blockscope --help lists them");
   }
   if (const auto* in_module = blockscope::find_module_command(command); in_module != nullptr) {
+    if (in_module->module == &blockscope::kRuntimeModule && blockscope::names_plugin(argc, argv)) {
+      blockscope::run_python_command(blockscope::kPlugins, 1, argc, argv);
+    }
     return blockscope::run_module_command(*in_module, argc, argv);
   }
   if (command == blockscope::kBuildOps.name) {
-    blockscope::run_python_command(blockscope::kBuildOps, argc, argv);
+    blockscope::run_python_command(blockscope::kBuildOps, 2, argc, argv);
   }
   const bool is_option = command[0] == '-';
   if (is_option ? app.get_option_no_throw(command) == nullptr : !is_command(app, command)) {

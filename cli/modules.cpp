@@ -65,7 +65,14 @@ const ModuleCommand* find_module_command(std::string_view name) {
   return found == kModuleCommands.end() ? nullptr : &*found;
 }
 
-void run_python_command(const PythonCommand& command, int argc, char** argv) {
+bool names_plugin(int argc, char** argv) {
+  return std::any_of(argv, argv + argc, [](std::string_view argument) {
+    return argument == kPlugins.name || argument.starts_with("--plugin=");
+  });
+}
+
+void run_python_command(const PythonCommand& command, int first, int argc, char** argv) {
+  prepare_libraries();
   std::error_code error;
   const auto binary = std::filesystem::read_symlink("/proc/self/exe", error);
   auto python = (binary.parent_path() / "python3").string();
@@ -80,7 +87,7 @@ void run_python_command(const PythonCommand& command, int argc, char** argv) {
       "sys.exit(main())",
       command.module, command.name);
   std::vector<std::string> words{python, "-c", script};
-  words.insert(words.end(), argv + std::min(argc, 2), argv + argc);
+  words.insert(words.end(), argv + std::min(argc, first), argv + argc);
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);

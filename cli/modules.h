@@ -60,8 +60,16 @@ inline constexpr PythonCommand kBuildOps{
     "build-ops", "Compile the operators' library for the torch of this Python environment",
     "blockscope.build_ops"};
 
-/// Replaces this process by the command. Returns only by throwing Error if there is no Python.
-[[noreturn]] void run_python_command(const PythonCommand& command, int argc, char** argv);
+/// A command with plugins runs inside Python, which loads them first.
+inline constexpr PythonCommand kPlugins{"--plugin", "Run a command with plugins",
+                                        "blockscope._run_command"};
+/// Whether the arguments have --plugin.
+bool names_plugin(int argc, char** argv);
+
+/// Replaces this process by the command, which gets the words from argv[first] on. Returns only by
+/// throwing Error if there is no Python.
+[[noreturn]] void run_python_command(const PythonCommand& command, int first, int argc,
+                                     char** argv);
 
 /// nullptr when no module has a command of this name.
 const ModuleCommand* find_module_command(std::string_view name);

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <string_view>
 
+#include "command_line/host.h"
 #include "decode_record/base/error.h"
 
 namespace blockscope {
@@ -50,7 +51,8 @@ void end_on_signals() {
   for (const int signal : kSignals) handle(signal, end_before_outputs);
 }
 
-InterruptGuard::InterruptGuard() {
+InterruptGuard::InterruptGuard() : hosted_(command_host() != nullptr) {
+  if (hosted_) return;
   received = 0;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     // Each module has its own copy of this file, so the earlier handler is the binary's.
@@ -59,15 +61,19 @@ InterruptGuard::InterruptGuard() {
 }
 
 InterruptGuard::~InterruptGuard() {
+  if (hosted_) return;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     handle(kSignals[i], ended_before_[i] ? end_after_outputs : SIG_DFL);
   }
 }
 
-int InterruptGuard::signal() { return received; }
+int InterruptGuard::signal() {
+  if (CommandHost* const host = command_host()) return host->stops() ? SIGINT : 0;
+  return received;
+}
 
 void InterruptGuard::check(const std::string& outcome) {
-  if (received != 0) throw InterruptedError(outcome);
+  if (signal() != 0) throw InterruptedError(outcome);
 }
 
 }  // namespace blockscope

@@ -21,12 +21,13 @@ class InterruptGuard {
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
-  /// The signal that arrived; 0: none.
+  /// The signal that arrived; 0: none. SIGINT if the command's host wants it to stop.
   static int signal();
   /// Throws InterruptedError once a signal has arrived. `outcome` says what became of the work.
   static void check(const std::string& outcome = "nothing was written");
 
  private:
+  bool hosted_;                         // by a program whose signals are its own (host.h)
   std::array<bool, 4> ended_before_{};  // by signal: whether end_on_signals() had been called
 };
 

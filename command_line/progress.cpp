@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "command_line/host.h"
 #include "command_line/printable.h"
 #include "command_line/standard_streams.h"
 
@@ -29,13 +30,15 @@ Progress::Progress(bool quiet)
 Progress::~Progress() { clear(); }
 
 void Progress::update(double done, const std::string& text) {
-  if (quiet_) return;
+  CommandHost* const host = command_host();  // decides itself what it shows
+  if (quiet_ && host == nullptr) return;
   const auto now = Clock::now();
-  const auto interval =
-      terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000);
+  const auto interval = terminal_ || host != nullptr ? std::chrono::milliseconds(100)
+                                                               : std::chrono::milliseconds(5000);
   if (now - last_ < interval) return;
   last_ = now;
   done = std::clamp(done, 0.0, 1.0);
+  if (host != nullptr) return host->progress(done, printable(text));
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
   const std::string left =
       done > 0.0 ? format_seconds(elapsed * (1.0 - done) / done) + " left" : "estimating";

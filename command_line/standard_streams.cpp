@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "command_line/host.h"
 #include "command_line/printable.h"
 
 namespace blockscope {
@@ -37,11 +38,13 @@ void take_standard_descriptors() {
 void note_text(const std::string& text) { draw_text(printable(text)); }
 
 void draw_text(const std::string& text) {
+  if (CommandHost* const host = command_host()) return host->note(text);
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::clearerr(stderr);
 }
 
 void say_text(const std::string& text) {
+  if (CommandHost* const host = command_host()) return host->say(text);
   const std::string shown = printable(text);
   errno = 0;
   if (std::fwrite(shown.data(), 1, shown.size(), stdout) < shown.size()) lost_errno = errno;

@@ -1,57 +1,12 @@
 // The extension module `blockscope._core`: exceptions, locks, progress.
 #include "cmake/build_info/build_info.h"
-#include "decode_record/base/error.h"
-#include "decode_record/frames/frame.h"
+#include "decode_record/hdf5/library_lock.h"
 #include "decode_record/read/trace_inventory.h"
 #include "python/bindings.h"
+#include "python/python_errors.h"
 
 namespace blockscope::python {
-namespace {
-
-/// Raises the class `name` of blockscope/errors.py. The message may not be UTF-8, because it may
-/// hold a path or a text of a file.
-void set_error(PyObject* errors, const char* name, const std::exception& error) {
-  PyObject* type = PyObject_GetAttrString(errors, name);
-  const std::string_view what = error.what();
-  PyObject* text =
-      PyUnicode_DecodeUTF8(what.data(), static_cast<Py_ssize_t>(what.size()), "backslashreplace");
-  if (type != nullptr && text != nullptr) PyErr_SetObject(type, text);
-  Py_XDECREF(type);
-  Py_XDECREF(text);
-}
-
-void translate(const std::exception_ptr& thrown, void* payload) {
-  auto* errors = static_cast<PyObject*>(payload);
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const FrameError& error) {
-    set_error(errors, "FrameError", error);
-  } catch (const TraceLocked& error) {
-    set_error(errors, "TraceLocked", error);
-  } catch (const NotATrace& error) {
-    set_error(errors, "NotATrace", error);
-  } catch (const UnsupportedVersion& error) {
-    set_error(errors, "UnsupportedVersion", error);
-  } catch (const CorruptTrace& error) {
-    set_error(errors, "CorruptTrace", error);
-  } catch (const TraceError& error) {
-    set_error(errors, "TraceError", error);
-  } catch (const UsageError& error) {
-    set_error(errors, "UsageError", error);
-  } catch (const CalibrationError& error) {
-    set_error(errors, "CalibrationError", error);
-  } catch (const Error& error) {
-    set_error(errors, "Error", error);
-  }
-}
-
-}  // namespace
-
-std::recursive_mutex& reader_lock() {
-  static auto* lock = new std::recursive_mutex;  // never deleted, because traces may be closed when
-                                                 // the process ends
-  return *lock;
-}
+std::recursive_mutex& reader_lock() { return library_lock(); }
 
 std::vector<std::string> to_strings(const std::vector<nb::bytes>& paths) {
   std::vector<std::string> result;
@@ -87,11 +42,12 @@ void PythonProgress::rethrow() {
 
 NB_MODULE(_core, module) {
   using namespace blockscope;  // NOLINT(google-build-using-namespace)
-  nanobind::object errors = nanobind::module_::import_("blockscope.errors");
-  nanobind::register_exception_translator(&python::translate, errors.release().ptr());
+  python::register_errors();
   module.attr("version") = std::string(build_info().version);
   module.attr("program") = "blockscope " + std::string(build_info().version) + " (" +
                            std::string(build_info().git_describe) + ")";
+  // For the other extension module, which links the same HDF5.
+  module.def("library_lock", [] { return reinterpret_cast<std::uintptr_t>(&library_lock()); });
   module.def("hdf5_version", [] { return hdf5_runtime_version(); });
   python::bind_trace(module);
   python::bind_analysis(module);

@@ -12,6 +12,7 @@
 
 namespace blockscope::h5 {
 std::string library_version() {
+  const LibraryGuard guard;
   unsigned major = 0;
   unsigned minor = 0;
   unsigned release = 0;
@@ -142,6 +143,7 @@ std::string_view name_of(Element element) {
 }
 
 File create_file(const std::string& path) {
+  const LibraryGuard guard;
   silence();
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST), path, "set up");
@@ -155,6 +157,7 @@ File create_file(const std::string& path) {
 }
 
 File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
+  const LibraryGuard guard;
   silence();
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
@@ -197,21 +200,25 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
 }
 
 void start_swmr_write(const File& file) {
+  const LibraryGuard guard;
   silence();
   check(H5Fstart_swmr_write(file.handle.get()), file.path, "start SWMR writing");
 }
 
 void flush(const File& file) {
+  const LibraryGuard guard;
   silence();
   check(H5Fflush(file.handle.get(), H5F_SCOPE_LOCAL), file.path, "flush");
 }
 
 void close(File& file) {
+  const LibraryGuard guard;
   silence();
   if (!file.handle.close()) fail(file.path, "close the file");
 }
 
 int descriptor(const File& file) {
+  const LibraryGuard guard;
   silence();
   void* handle = nullptr;
   check(H5Fget_vfd_handle(file.handle.get(), H5P_DEFAULT, &handle), file.path, "ask for the file");
@@ -219,6 +226,7 @@ int descriptor(const File& file) {
 }
 
 Dataset create_dataset(const File& file, const std::string& path, const DatasetLayout& layout) {
+  const LibraryGuard guard;
   silence();
   const std::string where = object_name(file, path);
   std::vector<hsize_t> max_extent = layout.extent;
@@ -256,6 +264,7 @@ Dataset create_dataset(const File& file, const std::string& path, const DatasetL
 }
 
 Dataset open_dataset(const File& file, const std::string& path, Element element, std::size_t rank) {
+  const LibraryGuard guard;
   silence();
   const std::string where = object_name(file, path);
   Dataset dataset;
@@ -305,12 +314,14 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
 }
 
 void set_extent(Dataset& dataset, std::span<const hsize_t> extent) {
+  const LibraryGuard guard;
   silence();
   check(H5Dset_extent(dataset.handle.get(), extent.data()), dataset.name, "change the extent");
   dataset.extent.assign(extent.begin(), extent.end());
 }
 
 void refresh(Dataset& dataset) {
+  const LibraryGuard guard;
   silence();
   check(H5Drefresh(dataset.handle.get()), dataset.name, "refresh");
   const H5Space space(check_id(H5Dget_space(dataset.handle.get()), dataset.name, "refresh"));
@@ -322,12 +333,14 @@ void refresh(Dataset& dataset) {
 }
 
 void flush(const Dataset& dataset) {
+  const LibraryGuard guard;
   silence();
   check(H5Dflush(dataset.handle.get()), dataset.name, "flush");
 }
 
 void write(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
            const void* data) {
+  const LibraryGuard guard;
   silence();
   const H5Space target = box(dataset, start, count);
   const H5Space source(
@@ -340,6 +353,7 @@ void write(const Dataset& dataset, std::span<const hsize_t> start, std::span<con
 
 void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
           void* data) {
+  const LibraryGuard guard;
   silence();
   if (!dataset.parts.empty()) {
     const Element element = is_half(dataset.element) ? Element::f32 : dataset.element;
@@ -356,6 +370,7 @@ void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<cons
 
 void read_words(const Dataset& dataset, std::span<const hsize_t> start,
                 std::span<const hsize_t> count, void* data) {
+  const LibraryGuard guard;
   silence();
   if (!dataset.parts.empty()) {
     return read_parts(dataset, start, count, data, size_of(dataset.element), &read_words);
@@ -371,6 +386,7 @@ void read_words(const Dataset& dataset, std::span<const hsize_t> start,
 
 bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* data,
                 std::size_t bytes) {
+  const LibraryGuard guard;
   silence();
   hsize_t stored = 0;
   std::uint32_t filters = 0;
@@ -385,6 +401,7 @@ bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* d
 }
 
 void prefetch_chunk(const Dataset& dataset, std::span<const hsize_t> offset) {
+  const LibraryGuard guard;
   if (!dataset.prefetches || dataset.filtered || dataset.chunk.empty()) return;
   silence();
   const DriverMode prefetching(DriverMode::Kind::prefetch);
@@ -395,11 +412,13 @@ void prefetch_chunk(const Dataset& dataset, std::span<const hsize_t> offset) {
 }
 
 std::uint64_t stored_bytes(const Dataset& dataset) {
+  const LibraryGuard guard;
   return H5Dget_storage_size(dataset.handle.get());
 }
 
 void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const void* data,
                  std::size_t bytes) {
+  const LibraryGuard guard;
   silence();
   check(H5Dwrite_chunk(dataset.handle.get(), H5P_DEFAULT, 0, offset.data(), bytes, data),
         dataset.name, "write a chunk");

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "decode_record/base/error.h"
+#include "decode_record/hdf5/library_lock.h"
 
 namespace blockscope::h5 {
 
@@ -30,14 +31,19 @@ class H5Handle {
     return *this;
   }
   ~H5Handle() {
-    if (id_ >= 0) Close(id_);
+    if (id_ < 0) return;
+    const LibraryGuard guard;
+    Close(id_);
   }
   hid_t get() const { return id_; }
   explicit operator bool() const { return id_ >= 0; }
   /// Forgets the identifier without closing it.
   void abandon() { id_ = H5I_INVALID_HID; }
   /// Closes now; false when HDF5 reports an error.
-  bool close() { return id_ < 0 || Close(std::exchange(id_, H5I_INVALID_HID)) >= 0; }
+  bool close() {
+    const LibraryGuard guard;
+    return id_ < 0 || Close(std::exchange(id_, H5I_INVALID_HID)) >= 0;
+  }
 
  private:
   hid_t id_ = H5I_INVALID_HID;

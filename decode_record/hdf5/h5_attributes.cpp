@@ -54,6 +54,7 @@ std::optional<Value> read_number(const File& file, const std::string& path, cons
 
 void write_attribute(const File& file, const std::string& path, const std::string& name,
                      std::string_view value) {
+  const LibraryGuard guard;
   const H5Type type(H5Tcopy(H5T_C_S1));
   check(H5Tset_size(type.get(), std::max<std::size_t>(value.size(), 1)), file.path, "string type");
   check(H5Tset_strpad(type.get(), H5T_STR_NULLPAD), file.path, "string type");
@@ -64,16 +65,19 @@ void write_attribute(const File& file, const std::string& path, const std::strin
 
 void write_attribute(const File& file, const std::string& path, const std::string& name,
                      std::int64_t value) {
+  const LibraryGuard guard;
   write_raw_attribute(file, path, name, H5T_STD_I64LE, &value);
 }
 
 void write_attribute(const File& file, const std::string& path, const std::string& name,
                      double value) {
+  const LibraryGuard guard;
   write_raw_attribute(file, path, name, H5T_IEEE_F64LE, &value);
 }
 
 std::optional<std::string> read_string_attribute(const File& file, const std::string& path,
                                                  const std::string& name) {
+  const LibraryGuard guard;
   const H5Attribute attribute = open_attribute(file, path, name);
   if (!attribute) return std::nullopt;
   const H5Type type(H5Aget_type(attribute.get()));
@@ -92,15 +96,18 @@ std::optional<std::string> read_string_attribute(const File& file, const std::st
 
 std::optional<std::int64_t> read_int_attribute(const File& file, const std::string& path,
                                                const std::string& name) {
+  const LibraryGuard guard;
   return read_number<std::int64_t>(file, path, name, H5T_INTEGER, H5T_NATIVE_INT64);
 }
 
 std::optional<double> read_double_attribute(const File& file, const std::string& path,
                                             const std::string& name) {
+  const LibraryGuard guard;
   return read_number<double>(file, path, name, H5T_FLOAT, H5T_NATIVE_DOUBLE);
 }
 
 void create_group(const File& file, const std::string& path) {
+  const LibraryGuard guard;
   if (exists(file, path)) return;
   const std::string where = object_name(file, path);
   const H5Plist links(H5Pcreate(H5P_LINK_CREATE));
@@ -112,6 +119,7 @@ void create_group(const File& file, const std::string& path) {
 
 Dataset write_strings(const File& file, const std::string& path,
                       std::span<const std::string> values) {
+  const LibraryGuard guard;
   silence();
   const std::string where = object_name(file, path);
   const H5Type type(H5Tcopy(H5T_C_S1));
@@ -132,10 +140,12 @@ Dataset write_strings(const File& file, const std::string& path,
 }
 
 void make_scale(const Dataset& scale, const std::string& name) {
+  const LibraryGuard guard;
   check(H5DSset_scale(scale.handle.get(), name.c_str()), scale.name, "make a dimension scale");
 }
 
 void attach_scale(const Dataset& dataset, const Dataset& scale, unsigned axis) {
+  const LibraryGuard guard;
   check(H5DSattach_scale(dataset.handle.get(), scale.handle.get(), axis), dataset.name,
         "attach the dimension scale " + scale.name);
 }

@@ -28,6 +28,7 @@ bool says_never_written() {
 }  // namespace
 
 bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset) {
+  const LibraryGuard guard;
   silence();
   if (!dataset.parts.empty()) return part_chunk_written(dataset, offset);
   hsize_t bytes = 0;
@@ -39,6 +40,7 @@ bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset) {
 }
 
 std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t> offset) {
+  const LibraryGuard guard;
   silence();
   const DriverMode locating(DriverMode::Kind::locate);
   std::uint32_t filters = 0;
@@ -53,6 +55,7 @@ std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t
 
 std::optional<OpenPlace> values_place(const Dataset& dataset, std::span<const hsize_t> start,
                                       std::span<const hsize_t> count) {
+  const LibraryGuard guard;
   if (!dataset.parts.empty()) return part_values_place(dataset, start, count);
   if (!dataset.prefetches || dataset.filtered || !std::ranges::equal(dataset.chunk, count)) {
     return std::nullopt;
@@ -72,6 +75,7 @@ std::optional<OpenPlace> values_place(const Dataset& dataset, std::span<const hs
 }
 
 std::optional<hsize_t> last_chunk_row(const Dataset& dataset) {
+  const LibraryGuard guard;
   silence();
   const H5Space space(
       check_id(H5Dget_space(dataset.handle.get()), dataset.name, "read the extent"));
@@ -90,6 +94,7 @@ std::optional<hsize_t> last_chunk_row(const Dataset& dataset) {
 }
 
 std::optional<std::uint64_t> contiguous_address(const Dataset& dataset) {
+  const LibraryGuard guard;
   const haddr_t address = H5Dget_offset(dataset.handle.get());
   H5Eclear2(H5E_DEFAULT);
   if (address == HADDR_UNDEF) return std::nullopt;

@@ -35,6 +35,7 @@ void check_part(const File& file, const std::string& part, const std::string& wh
 }  // namespace
 
 bool exists(const File& file, const std::string& path) {
+  const LibraryGuard guard;
   silence();
   for (std::size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const std::string prefix = path.substr(0, slash);
@@ -84,6 +85,7 @@ void check_storage(const File& file, const H5Plist& plist, const std::string& wh
 }
 
 void check_inside(const File& file, const std::string& path) {
+  const LibraryGuard guard;
   silence();
   check_links(file, path);
   if (!exists(file, path)) return;

@@ -71,6 +71,7 @@ std::vector<std::string> part_files(const H5Plist& plist, const std::string& whe
 Dataset create_virtual_dataset(const File& file, const std::string& path, Element element,
                                const std::vector<hsize_t>& extent,
                                const std::vector<VirtualPart>& parts) {
+  const LibraryGuard guard;
   silence();
   const std::string where = object_name(file, path);
   const int rank = static_cast<int>(extent.size());

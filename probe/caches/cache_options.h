@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "probe/choices/own_option.h"
+
 namespace blockscope {
 
 /// A cache's name and the options of all caches. A cache reads only the options of its entry.
@@ -17,6 +19,7 @@ struct CacheOptions {
   double rollout_p = 0.1;        // d2cache: share of attention rollout that recomputed rows cover
   int64_t inflate_window = 4;    // d2cache: gaps up to this wide are filled; 0: none
   bool as_released = false;      // d2cache: rank masks by their first confidence
+  OwnValues own;                 // a plugin's options
 
   bool operator==(const CacheOptions&) const = default;
 };

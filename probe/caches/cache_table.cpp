@@ -1,5 +1,7 @@
 #include "probe/caches/cache_table.h"
 
+#include "decode_record/base/error.h"
+
 namespace blockscope {
 
 // Each is defined in its cache's file. The decoding loop itself implements the caches of
@@ -50,14 +52,18 @@ CacheEntry block_entry() {
   return entry;
 }
 
-}  // namespace
-
-const std::vector<CacheEntry>& cache_table() {
-  static const std::vector<CacheEntry> table{commit_entry(),     blockd_entry(),  block_entry(),
-                                             none_entry(),       prefix_entry(),  dual_entry(),
-                                             dllm_cache_entry(), d2_cache_entry()};
+std::vector<CacheEntry>& caches() {
+  static std::vector<CacheEntry> table{commit_entry(),     blockd_entry(),  block_entry(),
+                                       none_entry(),       prefix_entry(),  dual_entry(),
+                                       dllm_cache_entry(), d2_cache_entry()};
   return table;
 }
+
+}  // namespace
+
+const std::vector<CacheEntry>& cache_table() { return caches(); }
+
+void add_cache(CacheEntry entry) { add_plugin(kKindOfCache, caches(), std::move(entry)); }
 
 const CacheEntry& cache_entry(const CacheOptions& options) {
   return entry_named(kKindOfCache, cache_table(), options.cache, options.cache);
@@ -65,7 +71,13 @@ const CacheEntry& cache_entry(const CacheOptions& options) {
 
 CacheOptions read_cache(std::string_view text) {
   CacheOptions options;
-  options.cache = read_choice(kKindOfCache, cache_table(), text, options).name;
+  const CacheEntry& entry = read_choice(kKindOfCache, cache_table(), text, options);
+  options.cache = entry.name;
+  try {
+    entry.check(options);
+  } catch (const UsageError& error) {
+    refuse_choice(kKindOfCache, text, error.what());
+  }
   return options;
 }
 

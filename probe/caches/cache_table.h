@@ -24,7 +24,10 @@ struct CacheEntry : Choice<CacheOptions> {
   bool fuses_commits = false;     // the next block's first step also commits a block
   bool keeps_sub_blocks = false;  // keys of the block's other sub-blocks are kept (sub_blocks.h)
   bool single_rows = false;       // passes compute single rows of a block
+  bool plugin = false;            // added by add_cache()
   bool approximates = true;       // kept entries can differ from newly computed ones
+  /// Throws UsageError for options that contradict each other.
+  std::function<void(const CacheOptions&)> check = [](const auto&) {};
   /// Makes the cache of one sequence; only for bidirectional models.
   std::function<std::unique_ptr<CanvasCache>(const CacheOptions&)> make;
   /// Two upper limits, for the size of a trace. `ranges`: position ranges that a pass computes at a
@@ -35,7 +38,10 @@ struct CacheEntry : Choice<CacheOptions> {
       [](int64_t, int64_t, bool) { return int64_t{0}; };
 };
 
+/// The built-in caches, then those that plugins added.
 const std::vector<CacheEntry>& cache_table();
+/// Adds a plugin's cache, as add_policy() does.
+void add_cache(CacheEntry entry);
 /// The entry of the cache that the options name. Throws UsageError for an unknown cache.
 const CacheEntry& cache_entry(const CacheOptions& options);
 

@@ -40,6 +40,7 @@ struct ChoiceFacts {
   std::string meaning;  ///< one sentence
   std::string source;   ///< paper and equation, or file and function of the released code
   std::string example;  ///< "quest,k=512,page=16"
+  nlohmann::json settings = nlohmann::json::object();  ///< further settings in a trace
 };
 
 template <typename Settings>
@@ -253,6 +254,22 @@ const auto& entry_named(std::string_view kind, const Table& table, const std::st
   refuse_choice(kind, text, "expected " + list_of(names_of(table)) + ", got '" + name + "'");
 }
 
+/// Adds a plugin's entry to a table, or replaces the plugin's earlier one of that name. Throws
+/// UsageError for a name that a built-in entry has.
+template <typename Entry>
+void add_plugin(std::string_view kind, std::vector<Entry>& table, Entry entry) {
+  entry.plugin = true;
+  for (Entry& other : table) {
+    if (other.name != entry.name) continue;
+    if (!other.plugin) {
+      refuse_choice(kind, entry.name, "expected another name, because a built-in one has it");
+    }
+    other = std::move(entry);
+    return;
+  }
+  table.push_back(std::move(entry));
+}
+
 /// Reads the options in `parts` into the settings; the entry's other options get their defaults.
 /// Returns the entry. Messages name the choice by `text`.
 template <typename Settings, typename Table>
@@ -294,10 +311,10 @@ std::string choice_text(const Choice<Settings>& choice, const Settings& settings
   return text;
 }
 
-/// The options of the choice by their keys, without those that are not given.
+/// The choice's own settings, and its options by their keys, without those that are not given.
 template <typename Settings>
 nlohmann::json choice_json(const Choice<Settings>& choice, const Settings& settings) {
-  nlohmann::json json = nlohmann::json::object();
+  nlohmann::json json = choice.settings;
   for (const auto& option : choice.options) {
     if (option.key.empty()) continue;
     nlohmann::json value = option.json(settings);

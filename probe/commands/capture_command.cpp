@@ -313,6 +313,12 @@ void record_run(const CaptureRun& run, const RecorderOptions& recorder,
     });
   } catch (const c10::Error& error) {
     keep_rows(writer, failure_of(error));
+  } catch (const TraceError&) {
+    throw;  // of the file itself
+  } catch (const InterruptedError&) {
+    totals.interrupted = true;
+  } catch (const Error& error) {
+    keep_rows(writer, split_failure(error.what()));
   } catch (const std::bad_alloc&) {
     keep_rows(writer, host_memory_failure());
   }

@@ -373,7 +373,8 @@ void add_study_options(CLI::App& command, StudyFlags& flags) {
   list("--taus", options.taus, "tau, time: reuse if fewer tokens than this are counted")
       ->check(whole_number(1));
   group->add_option("--policies", flags.policies,
-                    "tau: try each tau with these, such as "
+                    "needle, estimators, residual, time: also compare these; tau: try each tau "
+                    "with these, such as "
                     "flashblock,flashblock,refresh=near,flashblock,bound=0.2,reuse=reuse.json");
   list("--steps", options.steps,
        "time: use this many denoising steps per block (default: --denoising-steps)")

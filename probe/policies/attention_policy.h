@@ -90,8 +90,8 @@ class AttentionPolicy {
     return {};
   }
   /// The number of rows of the block of the pass's sequence `slot` that read the prefix in every
-  /// head; 0: heads that may reuse do so for all rows. Asked after begin_pass() for denoising passes
-  /// and commits; `rows`: those that the pass computes.
+  /// head; 0: heads that may reuse do so for all rows. Asked after begin_pass() for denoising
+  /// passes and commits; `rows`: those that the pass computes.
   virtual int64_t rows_read(int64_t /*slot*/, int64_t rows) const { return rows; }
   virtual AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) = 0;
 

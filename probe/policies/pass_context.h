@@ -31,7 +31,7 @@ struct SequencePass {
   float sure_left = 0.0F;  // n-th largest probability of the tokens that the block's previous step
                            // could have decided and did not, where it decided n, or of all that are
                            // left if they are fewer; 0: none, or no previous step
-  int64_t masks_left = 0;      // masks in this pass's input
+  int64_t masks_left = 0;  // masks in this pass's input
   std::vector<bool> masked;    // [B] which input positions are masks; empty for prefill
   std::vector<bool> computed;  // [B] which positions the pass computes; empty: all of them
   int64_t run_step = 0;        // denoising steps of the sequence so far, this one included

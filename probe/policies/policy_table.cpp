@@ -32,16 +32,20 @@ void check_selection(const PolicyOptions& options) {
                   options.k.has_value() ? "both" : "none"));
 }
 
-}  // namespace
-
-const std::vector<PolicyEntry>& policy_table() {
-  static const std::vector<PolicyEntry> table{exact_entry(),   flashblock_entry(),
-                                              mage_entry(),    mage_flashblock_entry(),
-                                              sparsed_entry(), sparsed_flashblock_entry(),
-                                              quest_entry(),   oracle_entry(),
-                                              random_entry(),  recent_entry()};
+std::vector<PolicyEntry>& entries() {
+  static std::vector<PolicyEntry> table{exact_entry(),   flashblock_entry(),
+                                        mage_entry(),    mage_flashblock_entry(),
+                                        sparsed_entry(), sparsed_flashblock_entry(),
+                                        quest_entry(),   oracle_entry(),
+                                        random_entry(),  recent_entry()};
   return table;
 }
+
+}  // namespace
+
+const std::vector<PolicyEntry>& policy_table() { return entries(); }
+
+void add_policy(PolicyEntry entry) { add_plugin(kKind, entries(), std::move(entry)); }
 
 const PolicyEntry& policy_entry(const PolicyOptions& options) {
   return entry_named(kKind, policy_table(), options.policy, options.policy);

@@ -13,6 +13,7 @@
 
 #include "decode_record/schema/reuse_rule.h"
 #include "probe/choices/choice.h"
+#include "probe/choices/own_option.h"
 #include "probe/policies/attention_policy.h"
 #include "probe/policies/intervention.h"
 #include "probe/policies/selection_policy.h"
@@ -35,6 +36,7 @@ struct PolicyOptions {
   bool per_block = false;                   // sparsed
   uint64_t seed = 0;                        // random
   std::vector<Intervention> interventions;  // --intervene, under every policy
+  OwnValues own;                            // a plugin's options
   bool no_overlap = false;  // choose on the decoding thread; only for timing, not a user's option
 
   bool operator==(const PolicyOptions&) const = default;
@@ -75,7 +77,8 @@ struct StepReads {
 enum class SetsFrom { every_step, first_of_block, once_a_run };
 
 struct PolicyEntry : Choice<PolicyOptions> {
-  bool sparse = false;    // reads chosen keys; has the options k, density and exact_layers
+  bool sparse = false;    // reads chosen keys
+  bool plugin = false;    // added by add_policy()
   bool residual = false;  // also keeps the attention over the other keys
   /// Whether the policy carries something from step to step of a block. Blocks of one step have
   /// nothing to carry.
@@ -113,7 +116,11 @@ PolicyEntry sparse_entry(ChoiceFacts facts, std::vector<ChoiceOption<PolicyOptio
 /// The settings that a sparse policy is made with.
 SelectionOptions selection_options(const PolicyOptions& options, int64_t num_layers);
 
+/// The built-in policies, then those that plugins added.
 const std::vector<PolicyEntry>& policy_table();
+/// Adds a plugin's policy, or replaces the plugin's earlier one of that name. Throws UsageError for
+/// a name that a built-in policy has. Entries that policy_table() gave before may be gone.
+void add_policy(PolicyEntry entry);
 /// The entry of the policy that the options name. Throws UsageError for an unknown policy.
 const PolicyEntry& policy_entry(const PolicyOptions& options);
 

@@ -41,6 +41,52 @@ int64_t SelectionOptions::set_size(int64_t length) const {
   return std::min(std::max<int64_t>(keys, 1), length);
 }
 
+AttentionParts selected_attention(const AttentionInput& input, const ExternalKeys& external,
+                                  const std::vector<const KeySelection*>& sets) {
+  const auto sequences = static_cast<int64_t>(sets.size());
+  at::Tensor dense_flags;  // undefined: no sequence reads everything
+  int64_t widest = 0;
+  bool any_residual = false;
+  for (int64_t s = 0; s < sequences; ++s) {
+    const KeySelection& set = *sets[static_cast<size_t>(s)];
+    if (!set.index.defined()) {
+      if (!dense_flags.defined()) dense_flags = at::zeros({sequences}, at::kBool);
+      dense_flags[s] = true;
+      continue;
+    }
+    widest = std::max(widest, set.index.size(1));
+    any_residual = any_residual || set.residual.defined();
+  }
+  const int64_t kv_heads = external.key.size(1);
+  const at::Tensor index =
+      at::full({sequences, kv_heads, widest}, -1, input.q.options().dtype(at::kInt));
+  const auto floats = input.q.options().dtype(at::kFloat);
+  at::Tensor residual;
+  at::Tensor lse_residual;
+  if (any_residual) {
+    residual = at::zeros(input.q.sizes(), floats);
+    lse_residual =
+        at::full(input.q.sizes().slice(0, 3), -std::numeric_limits<float>::infinity(), floats);
+  }
+  for (int64_t s = 0; s < sequences; ++s) {
+    const KeySelection& set = *sets[static_cast<size_t>(s)];
+    if (!set.index.defined()) continue;
+    index[s].narrow(1, 0, set.index.size(1)).copy_(set.index);
+    if (!set.residual.defined()) continue;
+    residual[s].copy_(set.residual);
+    lse_residual[s].copy_(set.lse_residual);
+  }
+  SourcedAttention result =
+      gather_attention(input.q, external.key, external.value, external.length, index, input.k,
+                       input.v, input.scale, dense_flags, residual, lse_residual, input.spread);
+  AttentionParts parts = parts_of(result);
+  parts.keys_read = std::move(result.keys_read);
+  parts.selected = index;
+  parts.residual = std::move(residual);
+  parts.lse_residual = std::move(lse_residual);
+  return parts;
+}
+
 SelectionPolicy::SelectionPolicy(std::string name, SelectionOptions options)
     : name_(std::move(name)), options_(std::move(options)) {
   options_.check();
@@ -162,24 +208,19 @@ KeySelection SelectionPolicy::exact_set(const SequenceAttention& at) const {
 }
 
 AttentionParts SelectionPolicy::gather(const AttentionInput& input, const ExternalKeys& external) {
+  static const KeySelection whole_prefix;
   const auto& passes = context_->sequences;
-  const auto sequences = static_cast<int64_t>(passes.size());
-  at::Tensor dense_flags;  // undefined: no sequence reads everything
-  int64_t widest = 0;
-  bool any_residual = false;
-  for (int64_t s = 0; s < sequences; ++s) {
-    const SequencePass& pass = passes[static_cast<size_t>(s)];
-    if (is_dense(pass, input.layer)) {
-      if (!dense_flags.defined()) dense_flags = at::zeros({sequences}, at::kBool);
-      dense_flags[s] = true;
-      continue;
-    }
-    KeySelection& set = sets_[static_cast<size_t>(s)][static_cast<size_t>(input.layer)];
-    const bool reads = rows_scored(pass, external.length[s].item<int64_t>()) > 0;
+  std::vector<const KeySelection*> sets(passes.size(), &whole_prefix);
+  for (size_t s = 0; s < passes.size(); ++s) {
+    const SequencePass& pass = passes[s];
+    if (is_dense(pass, input.layer)) continue;
+    const auto slot = static_cast<int64_t>(s);
+    KeySelection& set = sets_[s][static_cast<size_t>(input.layer)];
+    const bool reads = rows_scored(pass, external.length[slot].item<int64_t>()) > 0;
     int64_t elapsed = 0;
     {
       const Stopwatch watch(elapsed);
-      choose(view(input, external, s, {}), set);
+      choose(view(input, external, slot, {}), set);
     }
     if (reads) inline_ns_ += elapsed;  // else the set was kept, or costs nothing
     if (!set.index.defined()) {
@@ -189,38 +230,10 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
                       "please report it",
                       name_, pass.block, pass.step, pass.sequence));
     }
-    widest = std::max(widest, set.index.size(1));
-    any_residual = any_residual || set.residual.defined();
-  }
-  const int64_t kv_heads = external.key.size(1);
-  const at::Tensor index =
-      at::full({sequences, kv_heads, widest}, -1, input.q.options().dtype(at::kInt));
-  const auto floats = input.q.options().dtype(at::kFloat);
-  at::Tensor residual;
-  at::Tensor lse_residual;
-  if (any_residual) {
-    residual = at::zeros(input.q.sizes(), floats);
-    lse_residual =
-        at::full(input.q.sizes().slice(0, 3), -std::numeric_limits<float>::infinity(), floats);
-  }
-  for (int64_t s = 0; s < sequences; ++s) {
-    if (is_dense(passes[static_cast<size_t>(s)], input.layer)) continue;
-    const KeySelection& set = sets_[static_cast<size_t>(s)][static_cast<size_t>(input.layer)];
-    index[s].narrow(1, 0, set.index.size(1)).copy_(set.index);
-    if (!set.residual.defined()) continue;
-    residual[s].copy_(set.residual);
-    lse_residual[s].copy_(set.lse_residual);
+    sets[s] = &set;
   }
   const TrustedSetsScope trusted;  // every policy's set is distinct positions of the prefix
-  SourcedAttention result =
-      gather_attention(input.q, external.key, external.value, external.length, index, input.k,
-                       input.v, input.scale, dense_flags, residual, lse_residual, input.spread);
-  AttentionParts parts = parts_of(result);
-  parts.keys_read = std::move(result.keys_read);
-  parts.selected = index;
-  parts.residual = std::move(residual);
-  parts.lse_residual = std::move(lse_residual);
-  return parts;
+  return selected_attention(input, external, sets);
 }
 
 void SelectionPolicy::remove(int64_t slot) {

@@ -48,6 +48,12 @@ struct SequenceAttention {
   double scale;
 };
 
+/// Attention over a set of external keys for each sequence. A sequence whose set has no index reads
+/// its whole prefix. `index` [K, k] may have a different k in each set. Without TrustedSetsScope,
+/// the kernel checks the positions.
+AttentionParts selected_attention(const AttentionInput& input, const ExternalKeys& external,
+                                  const std::vector<const KeySelection*>& sets);
+
 class SelectionPolicy : public AttentionPolicy {
  public:
   SelectionPolicy(std::string name, SelectionOptions options);

@@ -23,6 +23,13 @@ std::string RunFailure::message() const {
   return hint.empty() ? what : fmt::format("{}. HINT: {}", what, hint);
 }
 
+RunFailure split_failure(const std::string& message) {
+  constexpr std::string_view kHint = ". HINT: ";
+  const size_t at = message.find(kHint);
+  if (at == std::string::npos) return {message, ""};
+  return {message.substr(0, at), message.substr(at + kHint.size())};
+}
+
 RunFailure failure_of(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) {

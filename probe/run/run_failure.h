@@ -13,6 +13,9 @@ struct RunFailure {
   std::string message() const;
 };
 
+/// The two parts of a message "what. HINT: hint".
+RunFailure split_failure(const std::string& message);
+
 /// Knows a device without enough memory, a lost device, and a device without code for its kind. For
 /// all others it returns LibTorch's message.
 RunFailure failure_of(const c10::Error& error);

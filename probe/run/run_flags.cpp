@@ -16,6 +16,7 @@
 #include "probe/checkpoint/family_table.h"
 #include "probe/run/device_option.h"
 #include "probe/run/frequencies_file.h"
+#include "probe/run/held_models.h"
 #include "probe/run/ranks.h"
 #include "probe/strategies/strategy_table.h"
 
@@ -84,6 +85,7 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   LoadedModel loaded;
   loaded.device = open_device(flags.device, local_rank(environment.launcher));
   loaded.source = model_source(flags, environment);
+  if (const auto held = held_model(flags, loaded.source)) return *held;
   Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
   if (checkpoint.config().draft) {
     throw CheckpointError(fmt::format(

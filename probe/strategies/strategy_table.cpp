@@ -21,23 +21,23 @@ StrategyEntry klass_entry();
 StrategyEntry pc_sampler_entry();
 StrategyEntry wino_entry();
 
-const std::vector<StrategyEntry>& strategy_table() {
-  static const std::vector<StrategyEntry> table{sequential_entry(),
-                                                low_confidence_static_entry(),
-                                                low_confidence_dynamic_entry(),
-                                                entropy_bounded_entry(),
-                                                threshold_entry(),
-                                                factor_entry(),
-                                                prefix_ordered_entry(),
-                                                klass_entry(),
-                                                pc_sampler_entry(),
-                                                wino_entry()};
-  return table;
-}
-
 namespace {
 
 constexpr std::string_view kKindOfStrategy = "strategy";
+
+std::vector<StrategyEntry>& strategies() {
+  static std::vector<StrategyEntry> table{sequential_entry(),
+                                          low_confidence_static_entry(),
+                                          low_confidence_dynamic_entry(),
+                                          entropy_bounded_entry(),
+                                          threshold_entry(),
+                                          factor_entry(),
+                                          prefix_ordered_entry(),
+                                          klass_entry(),
+                                          pc_sampler_entry(),
+                                          wino_entry()};
+  return table;
+}
 
 /// For negative entropies the threshold is in nats, else a probability.
 void check_threshold(const StrategyEntry& entry, const UnmaskingOptions& options) {
@@ -57,6 +57,12 @@ void check_threshold(const StrategyEntry& entry, const UnmaskingOptions& options
 }
 
 }  // namespace
+
+const std::vector<StrategyEntry>& strategy_table() { return strategies(); }
+
+void add_strategy(StrategyEntry entry) {
+  add_plugin(kKindOfStrategy, strategies(), std::move(entry));
+}
 
 const StrategyEntry& strategy_entry(const UnmaskingOptions& options) {
   return entry_named(kKindOfStrategy, strategy_table(), options.strategy, options.strategy);
@@ -130,7 +136,10 @@ void check_unmasking_options(const UnmaskingOptions& options) {
 
 nlohmann::json strategy_json(const UnmaskingOptions& options) {
   nlohmann::json json = {{"strategy", options.strategy}};
-  for (const StrategyEntry& entry : strategy_table()) json.update(choice_json(entry, options));
+  for (const StrategyEntry& entry : strategy_table()) {
+    if (entry.plugin && entry.name != options.strategy) continue;
+    json.update(choice_json(entry, options));
+  }
   json["frequencies_digest"] = options.frequencies ? options.frequencies->digest : "";
   return json;
 }

@@ -24,6 +24,7 @@ struct StrategyStep {
   const std::vector<bool>& masked;  ///< [B]
   std::vector<double> score;        ///< [B] value to rank by, times the certainty density
   std::vector<int64_t> order;       ///< the masked positions, ascending; at least one
+  int64_t step = 0;                 ///< of the block, from 0
   int64_t quota = 0;                ///< number of positions due by the schedule
   std::size_t due = 0;              ///< the quota, but at most the number of masked positions
 
@@ -48,6 +49,7 @@ struct StrategyEntry : Choice<UnmaskingOptions> {
   bool entropy = false;        ///< needs BlockPrediction::entropy
   bool distributions = false;  ///< needs a float64 softmax; its confidence is the score
   bool remembers = false;      ///< remembers distributions from step to step (KlassMemory)
+  bool plugin = false;         ///< added by add_strategy()
   bool second_look = false;    ///< takes tokens back after a second look (shadow_block.h)
   /// Computes the strategy's own scores [B], in float32. `by_place`: weighted by the place in the
   /// block.
@@ -74,7 +76,10 @@ ChoiceOption<UnmaskingOptions> rank_by_option();
 ChoiceOption<UnmaskingOptions> density_option();
 ChoiceOption<UnmaskingOptions> quota_option();
 
+/// The built-in strategies, then those that plugins added.
 const std::vector<StrategyEntry>& strategy_table();
+/// Adds a plugin's strategy, as add_policy() does.
+void add_strategy(StrategyEntry entry);
 /// The entry of the strategy that the options name. Throws UsageError for an unknown strategy.
 const StrategyEntry& strategy_entry(const UnmaskingOptions& options);
 

@@ -78,8 +78,9 @@ std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t s
   if (order.empty()) return order;
   const StrategyEntry& entry = strategy_entry(options);
   const auto masks = static_cast<int64_t>(order.size());
-  StrategyStep here{options, prediction, masked, scores_of(entry, options, prediction, density),
-                    std::move(order)};
+  StrategyStep here{options,          prediction,
+                    masked,           scores_of(entry, options, prediction, density),
+                    std::move(order), step};
   here.quota = num_transfer_tokens(options, step, masks + unseen, chosen);
   here.due = static_cast<size_t>(std::min(here.quota, masks));
   std::vector<int64_t> selected = entry.select(here);

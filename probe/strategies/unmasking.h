@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "probe/choices/own_option.h"
 #include "probe/strategies/klass.h"
 #include "probe/strategies/pc_sampler.h"
 #include "probe/strategies/quota.h"
@@ -48,6 +49,7 @@ struct UnmaskingOptions {
   double threshold_back = 0.9;   // wino: a token with a lower probability is masked again
   double pc_lambda = 0.25;       // pc_sampler: decay per position
   double pc_alpha = 10.0;        // pc_sampler: largest debiased confidence
+  OwnValues own;                 // a plugin's options
   std::string frequencies_file;  // pc_sampler
   std::shared_ptr<const TokenFrequencies> frequencies;  // its content
 };

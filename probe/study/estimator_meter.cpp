@@ -173,6 +173,7 @@ EstimatorMeter::EstimatorMeter(const EstimatorOptions& options, const LoadedMode
     random.seed = options.policy_seed;
     add_method("random", random, model);
   }
+  add_named(model);
   const MethodEstimate empty{
       std::vector<EstimateSums>(static_cast<size_t>(block_steps)),
       std::vector<EstimateSums>(static_cast<size_t>(shape_.num_layers * shape_.num_heads))};
@@ -192,6 +193,19 @@ void EstimatorMeter::add_method(std::string label, PolicyOptions policy, const L
     method.by_size.push_back(choose_policy(policy, policy_model(model)).policy);
   }
   methods_.push_back(std::move(method));
+}
+
+void EstimatorMeter::add_named(const LoadedModel& model) {
+  for (const StudyMethod& named : options_.named) {
+    if (methods_.empty() || methods_.back().label != named.name) {
+      methods_.push_back({named.name, 0, {}});
+    }
+    std::vector<std::unique_ptr<AttentionPolicy>>& sizes = methods_.back().by_size;
+    const size_t count = named.k == 0 ? options_.set_sizes.size() : 1;  // without k: for every k
+    for (size_t i = 0; i < count; ++i) {
+      sizes.push_back(choose_policy(named.policy, policy_model(model)).policy);
+    }
+  }
 }
 
 void EstimatorMeter::add(size_t method, size_t size, const AttentionView& view, int64_t head,

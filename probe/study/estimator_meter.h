@@ -22,6 +22,7 @@
 #include "probe/decode/decode_observer.h"
 #include "probe/policies/policy_table.h"
 #include "probe/run/run_flags.h"
+#include "probe/study/method_runs.h"
 #include "probe/verify/external_reads.h"
 
 namespace blockscope {
@@ -64,6 +65,7 @@ struct EstimatorOptions {
   bool all_methods = true;         // false: only Quest, and only at t = 1
   int64_t exact_layers = 0;
   uint64_t policy_seed = 0;
+  std::vector<StudyMethod> named;  // further policies, one for each k or with k 0
 };
 
 /// Watches an exact run of one sequence at a time.
@@ -83,6 +85,7 @@ class EstimatorMeter : public DecodeObserver {
   };
   struct Exact;
   void add_method(std::string label, PolicyOptions policy, const LoadedModel& model);
+  void add_named(const LoadedModel& model);
   void measure_policy(const AttentionView& view, const Exact& exact, size_t method, size_t size);
   void measure_tokens(const AttentionView& view, const Exact& exact, size_t method);
   void add(size_t method, size_t size, const AttentionView& view, int64_t head,

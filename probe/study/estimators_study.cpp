@@ -23,10 +23,14 @@ using Q = EstimateSums;
 class EstimateStudy : public PromptStudy {
  public:
   EstimateStudy(const StudyInput& input, bool all_methods)
-      : PromptStudy(input),
-        meter_{input.options.set_sizes, input.options.pages, all_methods,
-               input.options.exact_layers, input.options.policy_seed} {
+      : PromptStudy(input), meter_{input.options.set_sizes,
+                                   input.options.pages,
+                                   all_methods,
+                                   input.options.exact_layers,
+                                   input.options.policy_seed,
+                                   {}} {
     std::ranges::sort(meter_.set_sizes);
+    meter_.named = named_methods(input.options, meter_.set_sizes);
   }
 
   nlohmann::json measure(size_t cell) override {

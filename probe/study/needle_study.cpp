@@ -36,6 +36,9 @@ class NeedleStudy : public PromptStudy {
         }
       }
     }
+    for (StudyMethod& named : named_methods(options, options.set_sizes)) {
+      methods_.push_back(std::move(named));
+    }
   }
 
   nlohmann::json measure(size_t cell) override {

@@ -62,6 +62,7 @@ class ResidualStudy : public PromptStudy {
         methods_.push_back({name, policy, 0});
       }
     }
+    for (StudyMethod& named : named_methods(input.options, {})) methods_.push_back(named);
   }
 
   nlohmann::json measure(size_t cell) override;
@@ -135,6 +136,7 @@ Figure ResidualStudy::figure(const std::vector<Distance>& distances) const {
   bars.series = {{"sparsed", {}}, {"sparsed+flashblock", {}}};
   double largest = 0.0;
   for (size_t m = 1; m < methods_.size(); ++m) {
+    if (!methods_[m].policy.density) continue;  // of --policies
     const bool residual = methods_[m].name != "sparsed";
     if (!residual) {
       bars.groups.push_back(fmt::format("{:g}", 100.0 * methods_[m].policy.density.value_or(0.0)));

@@ -51,7 +51,8 @@ const std::vector<StudyInfo>& all_studies() {
        },
        make_stages_study},
       {"estimators", "How good the key sets of every method are: EstAcc, recall, covered, error",
-       "MAGE, Fig. 3", with_prompts({"--k", "--pages", "--exact-layers", "--policy-seed"}),
+       "MAGE, Fig. 3",
+       with_prompts({"--k", "--pages", "--exact-layers", "--policy-seed", "--policies"}),
        [](StudyOptions& options) {
          fill(options.set_sizes, {32, 64, 128, 256});
          fill(options.pages, {16, 8, 4, 2});
@@ -60,7 +61,8 @@ const std::vector<StudyInfo>& all_studies() {
        make_estimators_study},
       {"needle", "Accuracy by method, set size, context length and depth",
        "MAGE, Table 3 and Fig. 4",
-       with_prompts({"--k", "--pages", "--exact-layers", "--policy-seed", "--depths"}),
+       with_prompts(
+           {"--k", "--pages", "--exact-layers", "--policy-seed", "--depths", "--policies"}),
        [](StudyOptions& options) {
          fill(options.set_sizes, {32, 64, 128, 256});
          fill(options.pages, {16});
@@ -74,7 +76,7 @@ const std::vector<StudyInfo>& all_studies() {
        with_prompts({}), [](StudyOptions& options) { prompt_defaults(options, {256}, 20); },
        make_knockout_study},
       {"residual", "SparseD with and without the attention over unselected keys, by density",
-       "FlashBlock, Tables 2 and 3", with_prompts({"--densities", "--exact-layers"}),
+       "FlashBlock, Tables 2 and 3", with_prompts({"--densities", "--exact-layers", "--policies"}),
        [](StudyOptions& options) {
          fill(options.densities, {0.2, 0.3, 0.4});
          prompt_defaults(options, {512}, 20);
@@ -99,7 +101,7 @@ const std::vector<StudyInfo>& all_studies() {
        "Time per output block by method, context length and steps per block",
        "MAGE, Figs. 5 to 7",
        {"--k", "--pages", "--taus", "--contexts", "--steps", "--blocks", "--repeats",
-        "--exact-layers", "--policy-seed"},
+        "--exact-layers", "--policy-seed", "--policies"},
        [](StudyOptions& options) {
          fill(options.set_sizes, {1024});
          fill(options.pages, {16});
@@ -128,6 +130,29 @@ std::vector<std::string> PromptStudy::cells() const {
   std::vector<std::string> names;
   for (const StudyPrompt& prompt : prompts_) names.push_back(prompt.prompt.name);
   return names;
+}
+
+std::vector<StudyMethod> named_methods(const StudyOptions& options,
+                                       const std::vector<int64_t>& set_sizes) {
+  std::vector<StudyMethod> methods;
+  for (const std::string& text : options.policies) {
+    ChoiceText parts = split_choice("policy", text);
+    std::erase_if(parts.options, [](const auto& option) { return option.first == "k"; });
+    std::string label = parts.name;
+    for (const auto& [name, value] : parts.options) {
+      label += "," + name + (value ? "=" + *value : "");
+    }
+    PolicyOptions named;
+    named.policy = parts.name;
+    if (!policy_entry(named).heeds("k")) {
+      methods.push_back({label, read_policy(text), 0});
+      continue;
+    }
+    for (const int64_t k : set_sizes) {
+      methods.push_back({label, read_policy(fmt::format("{},k={}", label, k)), k});
+    }
+  }
+  return methods;
 }
 
 std::string percent_number(double share) {

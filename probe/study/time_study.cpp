@@ -120,6 +120,10 @@ void TimeStudy::add_methods() {
     add(fmt::format("flashblock tau={}", tau), "flashblock",
         [&](PolicyOptions& policy) { policy.tau = tau; });
   }
+  for (StudyMethod& named : named_methods(options, {k})) {
+    named.k = 0;
+    methods_.push_back(std::move(named));
+  }
 }
 
 void TimeStudy::add_cells(int64_t context) {

@@ -95,6 +95,7 @@ void add_free_running(const VerifyResult& all, const SettingResult& result,
 std::string prediction_text(const PolicyResult& result) {
   if (!result.predicted.has_value()) {
     if (result.setting.policy.policy == "exact") return "n/a: exact has no rule";
+    if (policy_entry(result.setting.policy).plugin) return "n/a: a plugin has no rule";
     if (result.setting.policy.sure) return "n/a: sure depends on the policy's own probabilities";
     return "n/a: pages that don't divide the prefix; the rule can't say which sets took the last "
            "one";

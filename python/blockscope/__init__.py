@@ -9,7 +9,7 @@
     similarity = trace.analyze("similarity")       # xarray: means, and their numbers of terms
     similarity.similarity_external.sel(layer=3)
 
-Only `blockscope.ops` (the attention operators) and `blockscope.record` need torch. docs/python.md is the guide.
+Only `blockscope.ops` (the attention operators), `blockscope.record`, `blockscope.Model` and plugins need torch. docs/python.md is the guide.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from .calibration import Calibration, calibrate
 from .comparison import Comparison, compare
 from .errors import (
     CalibrationError,
+    CheckpointError,
     CorruptTrace,
     Error,
     FrameError,
     NotATrace,
     OperatorsUnavailable,
+    PromptError,
+    RuntimeUnavailable,
     TraceError,
     TraceLocked,
     TraceNotFound,
@@ -50,20 +53,28 @@ from .trace import Trace, open
 
 if typing.TYPE_CHECKING:  # pragma: no cover
     from . import ops as ops
+    from .plugins import cache, policy, strategy
+    from .runtime import Model
 
 __version__: str = _core.version
 
 __all__ = [
-    "Analyses", "Calibration", "CalibrationError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
-    "Frame", "FrameError", "NotATrace", "OperatorsUnavailable", "Report", "Sequence", "Sequences", "Trace", "TraceError",
-    "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "calibrate", "compare",
-    "attention_map", "compare_backbone", "metrics", "open", "record", "report", "similarity_matrix",
+    "Analyses", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
+    "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "PromptError", "Report", "RuntimeUnavailable",
+    "Sequence", "Sequences", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "cache", "calibrate", "compare",
+    "attention_map", "compare_backbone", "metrics", "open", "policy", "record", "report", "similarity_matrix", "strategy",
 ]
 
 
-def __getattr__(name: str) -> typing.Any:
-    if name == "ops":  # imports torch
-        import importlib
+# Imported when they are used: torch, and modules that take as long to import as a trace to open.
+_LATE = {"Model": "runtime", "cache": "plugins", "policy": "plugins", "strategy": "plugins"}
 
-        return importlib.import_module(".ops", __name__)
+
+def __getattr__(name: str) -> typing.Any:
+    import importlib
+
+    if name in ("ops", "plugins", "runtime"):
+        return importlib.import_module(f".{name}", __name__)
+    if name in _LATE:
+        return getattr(importlib.import_module(f".{_LATE[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

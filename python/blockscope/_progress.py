@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Union
 
-Progress = Union[bool, None, Callable[[int, int], object]]
+Progress = Union[bool, None, Callable[[Any, Any], object]]
 
 _PATIENCE = 0.5  # seconds; shorter passes show nothing
 
@@ -87,6 +87,13 @@ class Shown:
         left = seconds * (total - done) / max(done, 1)
         words = f"{done} of {total} rows" + (f", {left:.0f} s left" if done else "")
         self._place.show(done / total, words)
+
+    def share(self, done: float, words: str) -> None:
+        """Progress of a command of the runtime, which says its own words. `done` is between 0 and 1."""
+        if self._own is not None:
+            self._own(done, words)
+        elif self._place is not None and time.monotonic() - self._begin >= _PATIENCE:
+            self._place.show(done, words)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

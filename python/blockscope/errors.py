@@ -43,5 +43,21 @@ class CalibrationError(Error, ValueError):
     """A calibration file that can't be read, written or used with this model."""
 
 
+class CheckpointError(Error, ValueError):
+    """A checkpoint, adapter or tokenizer that can't be used."""
+
+
+class PromptError(Error, ValueError):
+    """A prompt that can't be used."""
+
+
+class Interrupted(Error):
+    """Something stopped a command. The package raises KeyboardInterrupt instead, with the message."""
+
+
+class RuntimeUnavailable(Error, ImportError):
+    """`Model` and plugins are not available: torch is missing, or the build has no runtime for it."""
+
+
 class OperatorsUnavailable(Error, ImportError):
     """``blockscope.ops`` is not available: torch or the library is missing, or torch has a different version."""

@@ -1,0 +1,37 @@
+"""A command of the shell with plugins: ``blockscope capture ... --plugin my_method.py``. The binary starts Python for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+
+def _plugins_of(words: list[str]) -> list[str]:
+    """The files that ``--plugin FILE`` and ``--plugin=FILE`` name. The command's own parser refuses an empty name."""
+    files = [word.removeprefix("--plugin=") for word in words if word.startswith("--plugin=")]
+    files += [after for word, after in zip(words, words[1:]) if word == "--plugin"]
+    return [file for file in files if file and not file.startswith("-")]
+
+
+def main() -> int:
+    """Loads the plugins, then runs the command that ``sys.argv`` has. Returns its exit code."""
+    from . import plugins
+    from .errors import Error, UsageError
+    from .runtime import _runtime
+
+    words = sys.argv[1:]
+    try:
+        for file in _plugins_of(words):
+            plugins.load(file)
+        runtime = _runtime()
+    except Error as error:
+        if error.__cause__ is not None and not isinstance(error.__cause__, ImportError):
+            traceback.print_exception(error.__cause__)
+        print(f"blockscope: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    code = int(runtime.main([os.fsencode(word) for word in ["blockscope", *words]]))
+    cause = runtime.plugin_cause()
+    if cause is not None:
+        traceback.print_exception(cause)
+    return code
