@@ -24,6 +24,7 @@
 #include "probe/run/held_models.h"
 #include "python/python_errors.h"
 #include "python/runtime/plugin_error.h"
+#include "python/runtime/policy_step.h"
 #include "python/runtime/python_cache.h"
 #include "python/runtime/python_policy.h"
 #include "python/runtime/python_strategy.h"
@@ -224,7 +225,7 @@ NB_MODULE(_runtime, module) {
   module.def("add_policy", &add_python_policy);
   module.def("add_strategy", &add_python_strategy);
   module.def("add_cache", &add_python_cache);
-  bind_python_policy(module);
+  bind_policy_step(module);
   bind_python_strategy(module);
   bind_python_cache(module);
 }

@@ -12,6 +12,4 @@ namespace blockscope::python {
 /// called with the options as keywords and returns the policy. Throws UsageError.
 void add_python_policy(const nanobind::dict& facts, nanobind::object make);
 
-void bind_python_policy(nanobind::module_& module);
-
 }  // namespace blockscope::python

@@ -257,3 +257,57 @@ def test_the_example_of_the_documents_runs(model, tmp_path):
     assert (trace.tree["attention/selected"].values >= 0).any() and trace.text(0)
     saved = model.verify("losa,k=32", prompts=lines(2), gen_length=32, repeats=1, progress=False)
     assert saved.data
+
+
+@pytest.fixture(scope="module")
+def bidirectional():
+    return blockscope.Model(ROOT / "models" / "needle-bidirectional")
+
+
+def test_a_cache_equals_the_built_in_one(bidirectional, tmp_path):
+    options = {"record": "outputs", "gen_length": 32, "progress": False}
+    one = bidirectional.capture(lines(2), output=tmp_path / "mine.h5", cache="my_dual", **options)
+    other = bidirectional.capture(lines(2), output=tmp_path / "theirs.h5", cache="dual", **options)
+    for name in ("attention/external", "attention/lse_external", "attention/internal"):
+        assert np.array_equal(one.tree[name].values, other.tree[name].values, equal_nan=True), name
+    assert [one.text(i) for i in range(2)] == [other.text(i) for i in range(2)]
+    assert one.run["cache"] == "my_dual"
+
+
+@pytest.mark.parametrize("rows, words", [
+    (lambda state: [0, 0], "expected every position once, got 0 twice"),
+    (lambda state: range(state.length + 1), "expected positions from 0 to"),
+    (lambda state: range(state.block_start, state.block_end), "expected all"),
+    (lambda state: range(state.length) if state.step == 1 else [0], "predicts a mask of the block"),
+    (lambda state: ["a"], "whole numbers")])
+def test_a_wrong_cache_is_refused(bidirectional, tmp_path, rows, words):
+    @blockscope.cache("wrong_cache")
+    class WrongCache:
+        def rows(self, state):
+            return rows(state)
+
+    with pytest.raises(blockscope.Error) as error:
+        bidirectional.capture(lines(1), output=tmp_path / "run.h5", cache="wrong_cache", gen_length=32, progress=False)
+    assert words in str(error.value) and "cache wrong_cache" in str(error.value)
+
+
+def test_a_cache_hears_what_was_chosen(bidirectional):
+    heard = []
+
+    @blockscope.cache("hearing")
+    class Hearing:
+        def __init__(self, every: int = 2):
+            self.every = every
+
+        def rows(self, state):
+            assert len(state.tokens) == state.length
+            return range(state.length) if state.step % self.every == 1 else range(state.block_start, state.block_end)
+
+        def end_step(self, state, selected, confidence):
+            heard.append((state.run_step, selected, len(confidence)))
+
+    decoded = bidirectional.decode(lines(1), cache="hearing,every=3", gen_length=32, progress=False)
+    assert [step for step, _, _ in heard] == list(range(1, len(heard) + 1)) and len(heard) == len(decoded[0].frames) - 1
+    assert all(count == 32 for _, _, count in heard) and sum(len(chosen) for _, chosen, _ in heard) == 32
+    with pytest.raises(blockscope.UsageError, match="recomputes positions outside the block"):
+        blockscope.Model(NEEDLE).decode("x", cache="hearing", gen_length=16, progress=False)
