@@ -289,9 +289,8 @@ nb::dict analyze_bound(const std::vector<nb::bytes>& traces,
                        Indices steps, Indices blocks, Indices sequences,
                        const std::vector<std::string>& by, const std::vector<double>& taus,
                        const std::string& count, const std::vector<std::int64_t>& set_sizes,
-                       double sink_factor,
-                       bool from_summary, std::size_t threads, std::size_t memory_mib,
-                       nb::object progress) {
+                       double sink_factor, bool from_summary, std::size_t threads,
+                       std::size_t memory_mib, nb::object progress) {
   AnalyzeRequest request;
   request.traces = to_strings(traces);
   request.metrics = metrics;
@@ -370,9 +369,9 @@ void bind_analysis(nb::module_& module) {
   module.def("analyze", &analyze_bound, nb::arg("traces"), nb::arg("metrics"),
              nb::arg("layers").none(), nb::arg("heads").none(), nb::arg("steps").none(),
              nb::arg("blocks").none(), nb::arg("sequences").none(), nb::arg("by"), nb::arg("taus"),
-             nb::arg("count"),
-             nb::arg("set_sizes"), nb::arg("sink_factor"), nb::arg("from_summary"),
-             nb::arg("threads"), nb::arg("memory_mib"), nb::arg("progress").none());
+             nb::arg("count"), nb::arg("set_sizes"), nb::arg("sink_factor"),
+             nb::arg("from_summary"), nb::arg("threads"), nb::arg("memory_mib"),
+             nb::arg("progress").none());
   module.def("compare_backbone", &compare_backbone_bound, nb::arg("trace"), nb::arg("backbone"),
              nb::arg("layers").none(), nb::arg("heads").none(), nb::arg("steps").none(),
              nb::arg("blocks").none(), nb::arg("sequences").none(), nb::arg("from_summary"),

@@ -4,9 +4,13 @@
 #include <vector>
 
 #include "analysis/figures/gnuplot.h"
+#include "analysis/results/metric_result.h"
 #include "python/bindings.h"
 
 namespace blockscope::python {
+
+/// A result that Python holds: a dict as results.py makes it. Throws UsageError.
+MetricResult to_result(const nb::dict& item);
 
 /// Draws SVG without Python's lock. Ctrl-C raises KeyboardInterrupt.
 std::vector<RenderedFigure> render(const Gnuplot& drawer, const std::vector<Figure>& drawings,

@@ -37,6 +37,8 @@ ResultArray to_array(const nb::handle& item) {
   return array;
 }
 
+}  // namespace
+
 MetricResult to_result(const nb::dict& item) {
   MetricResult result;
   result.metric = nb::cast<std::string>(item["metric"]);
@@ -47,6 +49,8 @@ MetricResult to_result(const nb::dict& item) {
   for (const nb::handle array : item["arrays"]) result.arrays.push_back(to_array(array));
   return result;
 }
+
+namespace {
 
 nb::list figures(const nb::dict& item, std::size_t threads, const nb::bytes& gnuplot,
                  const nb::bytes& search_path) {

@@ -117,4 +117,8 @@ std::optional<ReportTable> settling_means(const MetricResult& result);
 /// All drawings of a metric's result; some metrics have none.
 std::vector<Figure> figures_of(const MetricResult& result);
 
+/// A metric that is not built in: each array as a map of layers and heads, and over the steps, as
+/// far as it has these axes.
+std::vector<ReportFigure> own_figures(const MetricResult& result);
+
 }  // namespace blockscope

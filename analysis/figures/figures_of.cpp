@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
 
 #include "analysis/figures/figures.h"
+#include "analysis/metrics/metrics.h"
 
 namespace blockscope {
 namespace {
@@ -57,7 +59,13 @@ const std::map<std::string, Draw>& figure_table() {
 std::vector<Figure> figures_of(const MetricResult& result) {
   std::vector<Figure> figures;
   const auto found = figure_table().find(result.metric);
-  if (found == figure_table().end()) return figures;
+  if (found == figure_table().end()) {
+    if (std::ranges::find(all_metrics(), result.metric, &MetricInfo::name) != all_metrics().end()) {
+      return figures;  // shown as a table
+    }
+    for (ReportFigure& own : own_figures(result)) figures.push_back(std::move(own.figure));
+    return figures;
+  }
   for (ReportFigure& figure : found->second(result)) figures.push_back(std::move(figure.figure));
   return figures;
 }

@@ -146,9 +146,9 @@ std::string key_chips(const TraceReader& trace, const ShownQuery& query, const S
     const std::int32_t query_position =
         query.map.block_start + static_cast<std::int32_t>(query.query);
     const bool itself = inside && query.map.positions[key] == query_position;
-    html += fmt::format("<bdi class=\"w{}{}{}\" title=\"position {}, weight {}\">{}</bdi>",
-                        shade, inside ? " inside" : "", itself ? " query" : "",
-                        query.map.positions[key], report_number(double{weights[key]}),
+    html += fmt::format("<bdi class=\"w{}{}{}\" title=\"position {}, weight {}\">{}</bdi>", shade,
+                        inside ? " inside" : "", itself ? " query" : "", query.map.positions[key],
+                        report_number(double{weights[key]}),
                         escape_markup(key_text(trace, tokens.tokens[key])));
   }
   end_gap();

@@ -155,6 +155,7 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
     page.sections.push_back(router_section(metrics));
   }
   page.sections.push_back(decoding_section(metrics));
+  if (!options.own.empty()) page.sections.push_back(own_section(options.own));
   page.sections.push_back(methods_section(metrics));
   page.footer = "Made by blockscope report. This page loads nothing from other files or sites.";
   return page;

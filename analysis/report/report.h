@@ -6,9 +6,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "analysis/pass/step_pass.h"
 #include "analysis/report/page.h"
+#include "analysis/results/metric_result.h"
 
 namespace blockscope {
 
@@ -18,8 +20,9 @@ struct ReportOptions {
   /// middle recorded layer, all heads together, and the block of the first trace with the most
   /// steps. A tie is decided by the most distinct tokens, then by the place nearest the middle.
   std::optional<std::int64_t> layer, head, sequence, block;
-  std::string backbone;     ///< trace of the backbone, captured with --replay; empty: none
-  std::size_t threads = 0;  ///< 0: one per core
+  std::string backbone;           ///< trace of the backbone, captured with --replay; empty: none
+  std::vector<MetricResult> own;  ///< results of metrics that are not built in
+  std::size_t threads = 0;        ///< 0: one per core
   /// Called with the rows read and all rows. Returning false stops with InterruptedError.
   std::function<bool(std::int64_t, std::int64_t)> progress;
 };

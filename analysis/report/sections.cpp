@@ -276,4 +276,27 @@ ReportSection methods_section(const ReportMetrics& metrics) {
   return section;
 }
 
+ReportSection own_section(const std::vector<MetricResult>& results) {
+  ReportSection section{
+      "own", "Own metrics", "Metrics that are not part of Blockscope, from Python plugins.", {}};
+  for (const MetricResult& result : results) {
+    std::vector<ReportFigure> figures = own_figures(result);
+    for (ReportFigure& figure : figures) section.parts.emplace_back(std::move(figure));
+    if (!figures.empty()) continue;
+    ReportTable part;
+    part.name = result.metric;
+    part.title = result.title;
+    part.caption = result.formula;
+    part.table.header = {"array", "mean", "terms"};
+    for (const ResultArray& array : result.arrays) {
+      if (array.terms.empty()) continue;
+      const ResultArray mean = mean_over_others(array, {});
+      part.table.rows.push_back(
+          {array.name, report_number(mean.values.front()), count_text(mean.terms.front())});
+    }
+    section.parts.emplace_back(std::move(part));
+  }
+  return section;
+}
+
 }  // namespace blockscope

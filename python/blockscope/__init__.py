@@ -46,6 +46,7 @@ from .errors import (
     UsageError,
 )
 from .figures import Figure
+from .own_metrics import metric
 from .recording import record
 from .reporting import Report, report
 from .sequences import Delta, Frame, Sequence, Sequences
@@ -53,21 +54,22 @@ from .trace import Trace, open
 
 if typing.TYPE_CHECKING:  # pragma: no cover
     from . import ops as ops
+    from .blocks import Block, Step
     from .plugins import cache, policy, strategy
     from .runtime import Model
 
 __version__: str = _core.version
 
 __all__ = [
-    "Analyses", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
+    "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
     "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "PromptError", "Report", "RuntimeUnavailable",
-    "Sequence", "Sequences", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "cache", "calibrate", "compare",
-    "attention_map", "compare_backbone", "metrics", "open", "policy", "record", "report", "similarity_matrix", "strategy",
+    "Sequence", "Sequences", "Step", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "cache", "calibrate", "compare",
+    "attention_map", "compare_backbone", "metric", "metrics", "open", "policy", "record", "report", "similarity_matrix", "strategy",
 ]
 
 
 # Imported when they are used: torch, and modules that take as long to import as a trace to open.
-_LATE = {"Model": "runtime", "cache": "plugins", "policy": "plugins", "strategy": "plugins"}
+_LATE = {"Block": "blocks", "Model": "runtime", "cache": "plugins", "policy": "plugins", "Step": "blocks", "strategy": "plugins"}
 
 
 def __getattr__(name: str) -> typing.Any:

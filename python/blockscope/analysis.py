@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypedDict, Union, overload
 
-from . import _core
+from . import _core, own_metrics
 from ._arguments import Indices, Traces, above_zero, indices, names, taus_of, whole
 from ._paths import PathLike, encode_all, telling_missing, text
 from ._progress import Progress, Shown
@@ -51,8 +51,10 @@ class Analyses(dict[str, "Analysis"]):
 
 
 def metrics() -> dict[str, str]:
-    """All metrics, each with a line that describes it and names the ``--record`` level that it needs."""
-    return {m["name"]: f"{m['description']} (level {m['level']})" for m in _core.metrics()}
+    """All metrics, each with a line that describes it and names the ``--record`` level that it needs. Your own come
+    last."""
+    found = {m["name"]: f"{m['description']} (level {m['level']})" for m in _core.metrics()}
+    return {**found, **{own.name: f"{own.title} (level {own.level})" for own in own_metrics.known()}}
 
 
 def _results(answer: dict[str, Any]) -> dict[str, Analysis]:
@@ -73,7 +75,7 @@ def analyze(traces: Traces, metric: str, **choices: Unpack[Choices]) -> Analysis
 def analyze(traces: Traces, metric: Iterable[str] | None = None, **choices: Unpack[Choices]) -> Analyses: ...
 def analyze(
     traces: Traces,
-    metric: Union[str, Iterable[str], None] = None,
+    metric: Union[str, Callable[..., Any], Iterable[Union[str, Callable[..., Any]]], None] = None,
     *,
     layers: Indices = None,
     heads: Indices = None,
@@ -94,7 +96,8 @@ def analyze(
 
     Args:
         traces: a path, a `Trace`, or several. Each sequence must occur only once.
-        metric: a name (see `metrics()`), names, or None for all metrics that the traces have the data for.
+        metric: a name (see `metrics()`), a function with `blockscope.metric`, several of these, or None for all
+            metrics that the traces have the data for.
         layers, heads: the model's indices: 3, [0, 3], range(4). Sets, keys and values are those of the KV heads
             that these query heads use.
         steps: denoising steps of a block, from 1.
@@ -124,6 +127,19 @@ def analyze(
         TraceError: a trace that can't be read, or lacks what a metric needs.
     """
     paths = encode_all(traces)
+    mine, metric, alone = _own_of(metric)
+    if mine:
+        narrowed = {"layers": layers, "steps": steps, "blocks": blocks, "sequences": sequences}
+        if heads is not None:
+            raise UsageError(f"heads: does nothing for {mine[0].name}. HINT: select them in the result: "
+                             ".sel(head=[0, 1])")
+        with telling_missing(paths):
+            own = {one.name: own_metrics.analyze_own(paths, one, narrowed, names("by", by),
+                                                     whole("threads", threads, 0, 4096), progress) for one in mine}
+        if alone:
+            return own[mine[0].name]
+        if not metric:
+            return Analyses(own, {})
     sizes = indices("set_sizes", set_sizes, 1)
     with telling_missing(paths), Shown(progress) as shown:
         answer = _core.analyze(
@@ -147,7 +163,24 @@ def analyze(
     results = _results(answer)
     if isinstance(metric, str):
         return results[metric]
+    if mine:
+        results.update(own)
     return Analyses(results, {name: text(why) for name, why in answer["unavailable"].items()})
+
+
+def _own_of(metric: Any) -> tuple[list[own_metrics.Metric], Any, bool]:
+    """The metrics of Python among those asked for, the other ones, and whether one of Python is asked for alone."""
+    if metric is None or isinstance(metric, str) or callable(metric):
+        own = own_metrics.named(metric) if metric is not None else None
+        if own is None and callable(metric):
+            raise UsageError(f"metric: expected a function with @blockscope.metric, got {metric!r}")
+        return ([own], None, True) if own is not None else ([], metric, False)
+    mine, others = [], []
+    for one in metric:
+        found, other, _ = _own_of(one)
+        mine += found
+        others += [other] if other is not None else []
+    return mine, others, False
 
 
 def compare_backbone(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from . import _core
 from ._arguments import Traces, whole
 from ._paths import PathLike, encode_all, save, telling_missing, text
 from ._progress import Progress, Shown
+from .analysis import analyze
 from .figures import Figure, figures_of, gnuplot
 
 
@@ -51,6 +53,7 @@ def report(
     sequence: int | None = None,
     block: int | None = None,
     backbone: PathLike | None = None,
+    metrics: Iterable[Any] = (),
     threads: int = 0,
     progress: Progress = None,
 ) -> Report:
@@ -62,6 +65,7 @@ def report(
         layer, head, sequence, block: shown in the heatmaps and the trajectory. None: the middle recorded layer, all
             heads together, and the block with the most steps.
         backbone: trace of the autoregressive backbone, captured with --replay of this one.
+        metrics: own metrics (`blockscope.metric`), by function or name, that the page shows too.
         threads, progress: as in `analyze`.
 
     Raises:
@@ -73,10 +77,11 @@ def report(
     def choice(name: str, given: int | None) -> int | None:
         return None if given is None else whole(name, given, 0)
 
+    own = [analyze(traces, one, threads=threads, progress=progress) for one in metrics]
     with telling_missing(paths), Shown(progress) as shown:
         return Report(_core.report(
             paths, os.fsencode(title), choice("layer", layer), choice("head", head),
             choice("sequence", sequence), choice("block", block),
-            b"" if backbone is None else os.fsencode(backbone), whole("threads", threads, 0, 4096),
+            b"" if backbone is None else os.fsencode(backbone), [one._result() for one in own], whole("threads", threads, 0, 4096),
             *gnuplot(), shown,
         ))

@@ -124,6 +124,10 @@ class Analysis(xr.Dataset):
         Raises:
             Error: gnuplot is missing, or `by` has removed axes that the drawing needs.
         """
+        return draw(self._result())
+
+    def _result(self) -> dict[str, Any]:
+        """What the extension module takes."""
         arrays = []
         for name in self.arrays():
             array = self[name]
@@ -135,7 +139,7 @@ class Analysis(xr.Dataset):
                 "terms": None if terms is None else np.ascontiguousarray(terms, np.int64).tobytes(),
             })
         words = ("metric", "title", "formula", "source", "computed_from")
-        return draw({"arrays": arrays, **{word: str(self.attrs[word]) for word in words}})
+        return {"arrays": arrays, **{word: str(self.attrs[word]) for word in words}}
 
     def _axis(self, array: str, dim: str) -> dict[str, Any]:
         values = self[dim].values

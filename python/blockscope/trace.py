@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .analysis import Choices
+    from .blocks import Block
     from .results import Analysis
+    from .text_html import TextHtml
 
 _DENOISE = 1  # values of /steps/kind
 
@@ -187,6 +189,22 @@ class Trace:
         pieces = self.pieces(frame.tokens)
         return text(b"".join(stand_in if no_token else piece for piece, no_token in zip(pieces, masked)))
 
+    def text_html(self, sequence: int, t: int | None = None, *, values: Any = None, mask: str = "_") -> TextHtml:
+        """The text of a sequence with shaded tokens. A notebook shows it.
+
+        Args:
+            sequence, t: as in `frame`; None: the last frame.
+            values: one for each position after the prompt, such as an entropy or the mean over a step's array. None: the
+                confidences. Colours go from the smallest finite value to the largest.
+            mask: text for each position without a token.
+        """
+        from .text_html import TextHtml
+
+        frame = self.frame(sequence, self.num_steps(sequence) if t is None else t)
+        pieces = [mask.encode() if token == frame.mask_token_id else piece
+                  for token, piece in zip(frame.tokens, self.pieces(frame.tokens))]
+        return TextHtml(pieces, frame.tokens, frame.confidence if values is None else values)
+
     def num_steps(self, sequence: int) -> int:
         """Number of denoising rows of a sequence. It has one frame more."""
         import numpy as np
@@ -262,10 +280,18 @@ class Trace:
         self.refresh()
         return similarity_matrix(self, kind, **choices)
 
-    def attention_map(self, **choices: Any) -> Analysis:
-        """`blockscope.attention_map` of this trace: ``trace.attention_map(layer=3, head=0, step=2)``."""
+    def attention_map(self, sequence: int | None = None, step: int | None = None, layer: int | None = None,
+                      head: int | None = None, **choices: Any) -> Analysis:
+        """`blockscope.attention_map` of this trace: ``trace.attention_map(sequence=0, step=2, layer=3, head=0)``."""
         self.refresh()
-        return attention_map(self, **choices)
+        return attention_map(self, sequence=sequence, step=step, layer=layer, head=head, **choices)
+
+    def blocks(self, **choices: Any) -> Iterator[Block]:
+        """`blockscope.blocks` of this trace: its blocks, each with its steps and their arrays."""
+        from .blocks import blocks
+
+        self.refresh()
+        return blocks(self, **choices)
 
     def compare_backbone(self, backbone: PathLike, **choices: Any) -> Analysis:
         """`blockscope.compare_backbone` of this trace and the backbone's, captured with --replay of this one."""

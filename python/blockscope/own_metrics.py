@@ -1,0 +1,293 @@
+"""Metrics that are written in Python: a function of a step and the step before it, of a step, a block or a sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+from . import _core
+from ._arguments import Indices
+from ._paths import text
+from ._progress import Progress, Shown
+from .errors import Error, TraceError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .results import Analysis
+    from .trace import Trace
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
+_PLACES = ("sequence", "block", "step")  # axes that the engine counts; all others are those of the values
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A function of Python under the name of a metric."""
+
+    name: str
+    level: str
+    dims: tuple[str, ...]
+    of: str  # "pair", "step", "block" or "sequence"
+    function: Callable[..., Any]
+    title: str
+    formula: str
+    source: str
+    unit: str
+    digest: str
+
+    @property
+    def description(self) -> str:
+        return self.title
+
+
+_metrics: dict[str, Metric] = {}
+
+
+def metric(name: Union[str, Function, None] = None, *, level: str = "outputs", dims: Iterable[str] = ("layer", "head"),
+           of: str | None = None, unit: str = "1", formula: str = "", source: str = "a plugin") -> Any:
+    """Makes a function a metric, for ``trace.analyze(function)``.
+
+        @blockscope.metric(level="outputs", dims=["layer", "head"])
+        def drift(before, after):
+            \"\"\"Mean distance of A_out from one step to the next.\"\"\"
+            return abs(after.external - before.external).mean(axis=(2, 3))
+
+    Args:
+        name: the metric's name; None: the function's.
+        level: the ``--record`` level that it needs.
+        dims: the axes of its values, such as "layer", "head", "kv_head", "block_position". "sequence", "block" and
+            "step" are counted for it: those that are named stay, and the means go over all others. A pair has the
+            number of its first step, as in the built-in metrics.
+        of: what it gets: "pair" (a step and the step before it), "step", "block" or "sequence" (its blocks, a list).
+            None: "pair" for two parameters, else the parameter's name. See `blockscope.Step` and `blockscope.Block`.
+        unit, formula, source: words for reports. The docstring's first line is the title.
+
+    The function returns the values of one call as an array over ``dims`` (without sequence, block and step), or
+    ``(values, terms)`` with the number of terms of each mean, or a dict of either by the array's name. Values that are
+    not finite have no terms. None leaves the call out.
+
+    Raises:
+        UsageError: an unknown level, or a function whose parameters say nothing about `of`.
+    """
+
+    def register(function: Function) -> Function:
+        from .plugins import _digest, _file_of, _meaning
+
+        own_name = name if isinstance(name, str) else function.__name__
+        _check_name("metric", own_name)
+        if own_name in {known["name"] for known in _core.metrics()}:
+            raise UsageError(f"metric {own_name}: expected another name, because a built-in metric has it")
+        if level not in LEVELS:
+            raise UsageError(f"metric {own_name}: level: expected {', '.join(LEVELS)}, got {level!r}")
+        _metrics[own_name] = Metric(own_name, level, tuple(dims), of or _kind_of(own_name, function), function,
+                                    _meaning(function), formula or f"{own_name}(), {_file_of(function)}", source, unit,
+                                    _digest(function, _file_of(function)))
+        function._blockscope_metric = own_name  # type: ignore[attr-defined]
+        return function
+
+    return register(name) if callable(name) else register
+
+
+def _check_name(what: str, name: str) -> None:
+    """Names become those of figures, columns and files."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+        raise UsageError(f"{what}: expected a name of letters, digits and _, got {name!r}")
+
+
+def _kind_of(name: str, function: Callable[..., Any]) -> str:
+    parameters = list(inspect.signature(function).parameters)
+    if len(parameters) == 2:
+        return "pair"
+    if len(parameters) == 1 and parameters[0] in ("step", "block", "sequence"):
+        return parameters[0]
+    raise UsageError(f"metric {name}: expected a function of (before, after), (step), (block) or (sequence), got "
+                     f"({', '.join(parameters)}). HINT: or say of=\"pair\"")
+
+
+def named(given: Any) -> Metric | None:
+    """The metric that a function or a name stands for; None: no own one."""
+    return _metrics.get(getattr(given, "_blockscope_metric", given) if not isinstance(given, str) else given)
+
+
+def known() -> list[Metric]:
+    return list(_metrics.values())
+
+
+class _Sums:
+    """Sums of one array by sequence, block and step, as far as its axes have them."""
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, ...], list[Any]] = {}
+
+    def add(self, place: tuple[int, ...], values: np.ndarray, terms: np.ndarray) -> None:
+        import numpy as np
+
+        terms = np.where(np.isfinite(values), terms, 0)
+        total = np.where(terms > 0, values, 0.0) * terms
+        cell = self.cells.get(place)
+        if cell is None:
+            self.cells[place] = [total, terms.astype(np.int64)]
+            return
+        if cell[0].shape != total.shape:
+            raise UsageError(f"expected values of one shape, got {list(cell[0].shape)} and {list(total.shape)}")
+        cell[0] += total
+        cell[1] += terms
+
+
+class _Run:
+    """One pass over one trace."""
+
+    def __init__(self, trace: Trace, metric: Metric, layers: Indices) -> None:
+        self.metric = metric
+        self.places = [dim for dim in metric.dims if dim in _PLACES]
+        self.own = [dim for dim in metric.dims if dim not in _PLACES]
+        self.sums: dict[str, _Sums] = {}
+
+    def call(self, unit: Any) -> list[tuple[dict[str, int], Any]]:
+        """What the function returns for each call of a block (or of a sequence's blocks), with its place."""
+        kind, function = self.metric.of, self.metric.function
+        if kind == "sequence":
+            return [({"sequence": unit[0].sequence}, self._checked(function, unit))]
+        place = {"sequence": unit.sequence, "block": unit.index}
+        if kind == "block":
+            return [(place, self._checked(function, unit))]
+        if kind == "step":
+            return [({**place, "step": step.step}, self._checked(function, step)) for step in unit]
+        return [({**place, "step": before.step}, self._checked(function, before, after)) for before, after in unit.pairs()]
+
+    def _checked(self, function: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return function(*given)
+        except Error:
+            raise
+        except Exception as error:
+            raise Error(f"metric {self.metric.name}: {given[-1]!r}: {type(error).__name__}: {error}") from error
+
+    def add(self, results: list[tuple[dict[str, int], Any]]) -> None:
+        import numpy as np
+
+        for place, result in results:
+            if result is None:
+                continue
+            named = result if isinstance(result, Mapping) else {self.metric.name: result}
+            for name, given in named.items():
+                _check_name(f"metric {self.metric.name}: array", name)
+                values, terms = given if isinstance(given, tuple) else (given, None)
+                values = np.asarray(values, np.float64)
+                if values.ndim != len(self.own):
+                    raise UsageError(f"metric {self.metric.name}: {name}: expected an axis for each of {self.own}, got "
+                                     f"{list(values.shape)}")
+                terms = np.ones(values.shape, np.int64) if terms is None else np.broadcast_to(terms, values.shape)
+                missing = [dim for dim in self.places if dim not in place]
+                if missing:
+                    raise UsageError(f"metric {self.metric.name}: a function of a {self.metric.of} has no axis {missing[0]}")
+                try:
+                    self.sums.setdefault(name, _Sums()).add(tuple(place[dim] for dim in self.places), values, terms)
+                except UsageError as error:
+                    raise UsageError(f"metric {self.metric.name}: {name}: {error}") from None
+
+    def variables(self, coordinates: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The means and their terms, and the coordinates."""
+        import numpy as np
+
+        variables: dict[str, Any] = {}
+        coords: dict[str, Any] = {}
+        for name, sums in self.sums.items():
+            labels = [sorted({place[axis] for place in sums.cells}) for axis in range(len(self.places))]
+            shape = [len(label) for label in labels]
+            first = next(iter(sums.cells.values()))[0]
+            total = np.zeros((*shape, *first.shape))
+            terms = np.zeros(total.shape, np.int64)
+            for place, (one, count) in sums.cells.items():
+                at = tuple(label.index(value) for label, value in zip(labels, place))
+                total[at] += one
+                terms[at] += count
+            mean = np.divide(total, terms, out=np.full(total.shape, np.nan), where=terms > 0)
+            dims = [*self.places, *self.own]
+            own_coords = {dim: coordinates.get(dim, range(length)) for dim, length in zip(self.own, first.shape)}
+            for dim, values in {**dict(zip(self.places, labels)), **own_coords}.items():
+                values = np.asarray(list(values))
+                if len(values) != total.shape[dims.index(dim)]:
+                    raise UsageError(f"metric {self.metric.name}: {name}: axis {dim}: expected {len(values)} values, got "
+                                     f"{total.shape[dims.index(dim)]}")
+                coords[dim] = values
+            variables[name] = (dims, mean, {"units": self.metric.unit, "long_name": self.metric.title})
+            variables[f"{name}_terms"] = (dims, terms, {"units": "terms", "long_name": f"number of terms of {name}"})
+        return variables, coords
+
+
+def _units(trace: Trace, metric: Metric, choices: Mapping[str, Any]) -> Iterator[Any]:
+    found = trace.blocks(**choices)
+    if metric.of != "sequence":
+        yield from found
+        return
+    blocks: list[Any] = []
+    for block in found:
+        if blocks and blocks[-1].sequence != block.sequence:
+            yield blocks
+            blocks = []
+        blocks.append(block)
+    if blocks:
+        yield blocks
+
+
+def _ahead(pool: ThreadPoolExecutor, run: _Run, units: Iterator[Any], many: int) -> Iterator[tuple[Any, Any]]:
+    """Results in the order of the units, a few computed ahead. So sums don't depend on the number of threads."""
+    waiting: deque[tuple[Any, Future[Any]]] = deque()
+    for unit in units:
+        waiting.append((unit, pool.submit(run.call, unit)))
+        if len(waiting) >= many:
+            done, future = waiting.popleft()
+            yield done, future.result()
+    while waiting:
+        done, future = waiting.popleft()
+        yield done, future.result()
+
+
+def _one(path: bytes, metric: Metric, choices: Mapping[str, Any], threads: int, update: Any) -> Analysis:
+    from .blocks import Block
+    from .results import Analysis
+    from .trace import open
+
+    with open(path) as trace:
+        if LEVELS.index(trace.level) < LEVELS.index(metric.level):
+            raise TraceError(f"{os.fsdecode(path)}: metric {metric.name} needs --record {metric.level} or above, and the "
+                             f"trace has {trace.level}")
+        run = _Run(trace, metric, choices.get("layers"))
+        coordinates: dict[str, Any] = {}
+        done = 0
+        with ThreadPoolExecutor(threads) as pool:
+            for unit, results in _ahead(pool, run, _units(trace, metric, choices), 2 * threads):
+                first = unit if isinstance(unit, Block) else unit[0]
+                coordinates = first._coordinates
+                run.add(results)
+                done += sum(len(block) for block in ([unit] if isinstance(unit, Block) else unit))
+                update(done, trace.num_rows)
+        variables, coords = run.variables(coordinates)
+        if not variables:
+            raise UsageError(f"metric {metric.name}: {os.fsdecode(path)}: no step is left to compute it from")
+        attrs = {"metric": metric.name, "title": metric.title, "formula": metric.formula, "source": metric.source,
+                 "computed_from": f"level {metric.level}", "plugin_sha256": metric.digest,
+                 "traces": text(path), "model_digest": str(trace.model.get("digest", "")), "program": _core.program}
+        return Analysis(variables, coords=coords, attrs=attrs)
+
+
+def analyze_own(paths: list[bytes], metric: Metric, choices: Mapping[str, Any], by: list[str], threads: int,
+                progress: Progress) -> Analysis:
+    """The metric over all traces together."""
+    with Shown(progress) as shown:
+        update = shown or (lambda done, total: None)
+        total: Analysis | None = None
+        for path in paths:
+            one = _one(path, metric, choices, threads or os.cpu_count() or 1, update)
+            total = one if total is None else total + one
+    assert total is not None
+    return total.by(*by) if by else total

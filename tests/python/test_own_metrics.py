@@ -1,0 +1,243 @@
+"""Blocks and steps of a trace, and metrics that are written in Python, against h5py, NumPy and the built-in metrics."""
+
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import blockscope
+from conftest import ODD, make
+
+h5py = pytest.importorskip("h5py")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    return {name: make(folder / f"{name.replace(' ', '_')}.h5", *flags) for name, flags in ODD.items()}
+
+
+def similarity(before, after):
+    """Cosine of A_out from step to step."""
+    a, b = before.external.astype(np.float64), after.external.astype(np.float64)
+    dot, norms = (a * b).sum(-1), np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosine = np.where(norms == 0, 0.0, dot / norms)
+    finite = np.isfinite(cosine)
+    terms = finite.sum(-1)
+    with np.errstate(invalid="ignore"):
+        return np.where(finite, cosine, 0).sum(-1) / terms, terms
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    blockscope.metric("mine", level="outputs", dims=["layer", "head", "step"])(similarity)
+    yield
+
+
+@pytest.mark.parametrize("name", ["plain", "float32", "one of all", "unequal", "filtered", "bad values", "partial"])
+def test_every_step_is_there_once_with_its_arrays(traces, name):
+    trace = blockscope.open(traces[name])
+    with h5py.File(trace.path, locking=False) as file:
+        columns = {key: file[f"steps/{key}"][:trace.num_rows] for key in ("kind", "recorded", "sequence", "block", "step")}
+        wanted = {(int(columns["sequence"][row]), int(columns["block"][row]), int(columns["step"][row])): row
+                  for row in np.flatnonzero((columns["kind"] == 1) & (columns["recorded"] == 1))}
+        found = {}
+        for block in trace.blocks():
+            assert [step.step for step in block] == sorted(step.step for step in block) and len(block) == len(block.steps)
+            for step in block:
+                found[block.sequence, block.index, step.step] = step
+        assert {place: step.row for place, step in found.items()} == wanted
+        for place, step in found.items():
+            stored = file["attention/external"][step.row]
+            assert np.array_equal(step.external, stored.astype(np.float32), equal_nan=True)
+            assert step.masks_left == file["steps/masks_left"][step.row]
+            assert np.array_equal(step["prediction/token"], file["prediction/token"][step.row])
+        array = step.array("external")
+        assert array.dims == ("layer", "head", "block_position", "channel") and array.layer.values.tolist() == trace.layers
+
+
+def test_filters(traces):
+    trace = blockscope.open(traces["unequal"])
+    layers = trace.layers[::2]
+    for block in trace.blocks(layers=layers, steps=[1, 2], sequences=1):
+        assert block.sequence == 1 and all(step.step <= 2 for step in block)
+        places = [trace.layers.index(layer) for layer in layers]
+        for step in block:
+            assert np.array_equal(step.external, trace.tree["attention/external"].values[step.row][places], equal_nan=True)
+            assert step.array("external").layer.values.tolist() == layers
+    assert [block.index for block in trace.blocks(blocks=0)] and all(block.index == 0 for block in trace.blocks(blocks=0))
+    with pytest.raises(blockscope.UsageError, match="99 was not recorded"):
+        next(trace.blocks(layers=[99]))
+    step = next(trace.blocks()).steps[0]
+    with pytest.raises(AttributeError, match="no such array"):
+        step.nothing
+    with pytest.raises(blockscope.UsageError, match="step.names lists them"):
+        step["attention/nothing"]
+    assert "attention/external" in step.names
+
+
+def test_pairs_have_no_gaps(traces):
+    trace = blockscope.open(traces["filtered"])  # steps 1, 2 and 4
+    assert [(before.step, after.step) for block in trace.blocks() for before, after in block.pairs()]
+    assert all(after.step == before.step + 1 for block in trace.blocks() for before, after in block.pairs())
+
+
+def test_aborted_sequences_are_left_out(traces):
+    trace = blockscope.open(traces["aborted"])
+    aborted = {sequence.index for sequence in trace.sequences if sequence.aborted}
+    assert aborted and not aborted & {block.sequence for block in trace.blocks()}
+
+
+@pytest.mark.parametrize("name", ["plain", "float32", "unequal", "filtered", "one of all"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_metric_equals_the_built_in_one(traces, name, threads):
+    trace = blockscope.open(traces[name])
+    theirs = trace.analyze("similarity", by=["layer", "head", "step"])
+    mine = trace.analyze("mine", threads=threads)
+    at = {"step": mine.step.values}
+    assert np.array_equal(mine.mine_terms.values, theirs.similarity_external_terms.sel(at).transpose(*mine.mine.dims).values)
+    assert np.allclose(mine.mine.values, theirs.similarity_external.sel(at).transpose(*mine.mine.dims).values, atol=1e-6,
+                       equal_nan=True)
+    by_layer, expected = trace.analyze("mine", by="layer"), trace.analyze("similarity", by="layer")
+    assert np.allclose(by_layer.mine, expected.similarity_external, atol=1e-6, equal_nan=True)
+
+
+def test_threads_change_no_bit(traces):
+    one, two = (blockscope.open(traces["unequal"]).analyze("mine", threads=threads) for threads in (1, 2))
+    assert one.identical(two)
+
+
+def test_sums_over_traces(traces, tmp_path):
+    other = make(tmp_path / "other.h5", "--seed", 9)
+    together = blockscope.analyze([traces["plain"], other], "mine")
+    added = blockscope.analyze(traces["plain"], "mine") + blockscope.analyze(other, "mine")
+    assert np.array_equal(together.mine_terms, added.mine_terms)
+    assert np.allclose(together.mine, added.mine, rtol=1e-12, equal_nan=True)
+
+
+def test_steps_blocks_and_sequences(traces):
+    trace = blockscope.open(traces["unequal"])
+
+    @blockscope.metric(level="trajectory", dims=["sequence", "block"])
+    def num_steps(block):
+        """Steps of a block."""
+        return len(block)
+
+    @blockscope.metric(level="trajectory", dims=["step"])
+    def masks(step):
+        """Masks left."""
+        return step.masks_left
+
+    @blockscope.metric(level="trajectory", dims=["sequence"])
+    def num_blocks(sequence):
+        """Blocks of a sequence."""
+        return {"blocks": len(sequence), "steps": (sum(map(len, sequence)), 2)}
+
+    found = trace.analyze([num_steps, masks, num_blocks])
+    for block in trace.blocks():
+        assert found["num_steps"].num_steps.sel(sequence=block.sequence, block=block.index) == len(block)
+    tree = trace.tree["steps"].to_dataset()
+    denoising = tree.sel(row=tree.kind == 1)
+    for step in found["masks"].step.values:
+        assert found["masks"].masks.sel(step=step) == denoising.masks_left.values[denoising.step.values == step].mean()
+    assert found["num_blocks"].steps_terms.values.tolist() == [2] * trace.num_sequences
+    assert "Steps of a block" in blockscope.metrics()["num_steps"]
+
+
+def test_values_that_are_not_finite_have_no_terms(traces):
+    @blockscope.metric(level="trajectory", dims=["step"])
+    def odd(step):
+        """Infinite at step 2."""
+        return float("inf") if step.step == 2 else float("nan") if step.step == 3 else 1.0
+
+    found = blockscope.open(traces["plain"]).analyze(odd)
+    assert found.odd_terms.sel(step=[2, 3]).values.tolist() == [0, 0] and found.odd_terms.sel(step=1) > 0
+    assert np.isnan(found.odd.sel(step=[2, 3])).all() and found.odd.sel(step=1) == 1
+
+
+def test_mixed_with_built_in_metrics(traces):
+    both = blockscope.open(traces["plain"]).analyze(["mine", "similarity"])
+    assert set(both) == {"mine", "similarity"}
+
+
+def test_wrong_metrics(traces):
+    trace = blockscope.open(traces["plain"])
+    with pytest.raises(blockscope.UsageError, match="built-in metric has it"):
+        blockscope.metric("similarity")(similarity)
+    with pytest.raises(blockscope.UsageError, match="level: expected"):
+        blockscope.metric("x", level="everything")(similarity)
+    with pytest.raises(blockscope.UsageError, match="expected a function of"):
+        blockscope.metric("x")(lambda a, b, c: 0)
+    with pytest.raises(blockscope.UsageError, match="with @blockscope.metric"):
+        trace.analyze(len)
+
+    def check(function, words, **facts):
+        blockscope.metric("wrong", **facts)(function)
+        with pytest.raises(blockscope.Error) as error:
+            trace.analyze("wrong")
+        assert words in str(error.value), str(error.value)
+
+    check(lambda before, after: before.external, "expected an axis for each of ['layer', 'head'], got [")
+    check(lambda before, after: 1 / 0, "ZeroDivisionError: division by zero")
+    check(lambda before, after: np.zeros((1, 1)), "axis layer: expected")
+    check(lambda before, after: np.zeros((after.step, 2)), "expected values of one shape")
+    check(lambda block: 1.0, "has no axis step", of="block", dims=["step"])
+    check(lambda before, after: None, "no step is left")
+    with pytest.raises(blockscope.UsageError, match="heads: does nothing"):
+        trace.analyze("mine", heads=[0])
+    level = blockscope.open(traces["trajectory"])
+    with pytest.raises(blockscope.TraceError, match="needs --record outputs"):
+        level.analyze("mine")
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    def peak(sequences):
+        path = make(tmp_path / f"{sequences}.h5", "--sequences", sequences, "--blocks", 4)
+        trace = blockscope.open(path)
+        trace.analyze("mine", threads=1)
+        tracemalloc.start()
+        trace.analyze("mine", threads=1)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most, os.path.getsize(path)
+
+    small, small_bytes = peak(4)
+    large, large_bytes = peak(64)
+    assert large_bytes > 4 * small_bytes and large - small < 0.05 * (large_bytes - small_bytes)
+
+
+def test_figures_and_report(traces):
+    @blockscope.metric(level="outputs", dims=["layer", "head", "step"], formula="mean |A_out(s + 1) - A_out(s)|", unit="1")
+    def moved(before, after):
+        """Mean change of A_out <by step>"""
+        return abs(after.external - before.external).mean((2, 3))
+
+    @blockscope.metric(level="trajectory", dims=["sequence"])
+    def block_count(sequence):
+        """Blocks of a sequence"""
+        return len(sequence)
+
+    trace = blockscope.open(traces["plain"])
+    figures = trace.analyze(moved).figures()
+    assert set(figures) == {"moved-heads", "moved-steps"} and "<svg" in figures["moved-heads"].svg
+    page = trace.report(metrics=[moved, "block_count"])
+    assert {"moved-heads", "moved-steps"} <= set(page.figures)
+    assert "Own metrics" in page.html and "Mean change of A<sub>out</sub> &lt;by step&gt;" in page.html
+    assert "block_count" in page.html
+    with pytest.raises(blockscope.UsageError, match="with @blockscope.metric"):
+        trace.report(metrics=[len])
+    with pytest.raises(blockscope.UsageError, match="a name of letters"):
+        blockscope.metric("mine; x")(similarity)
+
+
+def test_text_html(traces):
+    trace = blockscope.open(traces["plain"])
+    frame = trace.frame(0, trace.num_steps(0))
+    page = trace.text_html(0, values=np.linspace(0, 1, frame.tokens.size))
+    shown = page._repr_html_()
+    assert shown.count("<span") == frame.tokens.size and "title=" in shown
+    assert "rgba" in trace.text_html(0)._repr_html_()  # the confidences
+    with pytest.raises(blockscope.UsageError, match=f"expected {frame.tokens.size} values"):
+        trace.text_html(0, values=[1.0])
