@@ -4,18 +4,25 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <ostream>
 #include <set>
 
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/query_comparison.h"
 #include "analysis/metrics/similarity_matrix.h"
 #include "analysis/pass/damage.h"
+#include "analysis/results/export_csv.h"
+#include "analysis/results/export_hdf5.h"
+#include "analysis/results/export_json.h"
 #include "analysis/results/result_selection.h"
 #include "analysis/results/result_table.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/text.h"
+#include "decode_record/files/command_files.h"
 #include "python/bindings.h"
+#include "python/drawing.h"
 
 namespace blockscope::python {
 namespace {
@@ -349,6 +356,31 @@ nb::dict matrix_bound(const nb::bytes& trace, const std::string& kind, const std
       run_shown(signals, [&, path = to_string(trace)] { return matrix(path, request); }));
 }
 
+/// Writes results in the form that the ending of `path` names: .csv, .json, or .h5 and .hdf5.
+void write_results(const nb::bytes& path, bool force, const std::vector<nb::dict>& results,
+                   const nb::bytes& program, const std::vector<nb::bytes>& traces,
+                   const nb::bytes& model_digest) {
+  AnalysisDocument document{
+      to_string(program), to_strings(traces), to_string(model_digest), {}, {}, {}};
+  for (const nb::dict& one : results) document.results.push_back(to_result(one));
+  const std::string name = to_string(path);
+  without_gil([&] {
+    CommandFiles files;
+    for (const std::string& trace : document.traces) files.reads_trace(trace);
+    const std::string ending = std::filesystem::path(name).extension();
+    const bool hdf5 = ending == ".h5" || ending == ".hdf5";
+    if (!hdf5 && ending != ".csv" && ending != ".json") {
+      throw UsageError(
+          fmt::format("{}: expected a name that ends in .csv, .json, .h5 or .hdf5", name));
+    }
+    OutputFile output = files.open(name, force);
+    if (hdf5) write_hdf5(document, output);
+    if (ending == ".csv") output.write([&](std::ostream& out) { write_csv(document, out); });
+    if (ending == ".json") output.write([&](std::ostream& out) { write_json(document, out); });
+    output.commit();
+  });
+}
+
 nb::list metrics_bound() {
   nb::list result;
   for (const MetricInfo& metric : all_metrics()) {
@@ -365,6 +397,7 @@ nb::list metrics_bound() {
 }  // namespace
 
 void bind_analysis(nb::module_& module) {
+  module.def("write_results", &write_results);
   module.def("metrics", &metrics_bound);
   module.def("analyze", &analyze_bound, nb::arg("traces"), nb::arg("metrics"),
              nb::arg("layers").none(), nb::arg("heads").none(), nb::arg("steps").none(),

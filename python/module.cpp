@@ -43,6 +43,7 @@ void PythonProgress::rethrow() {
 NB_MODULE(_core, module) {
   using namespace blockscope;  // NOLINT(google-build-using-namespace)
   python::register_errors();
+  nanobind::set_leak_warnings(false);  // see runtime/module.cpp
   module.attr("version") = std::string(build_info().version);
   module.attr("program") = "blockscope " + std::string(build_info().version) + " (" +
                            std::string(build_info().git_describe) + ")";

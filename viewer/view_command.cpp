@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "analysis/results/read_csv.h"
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "command_line/text_output.h"
@@ -13,6 +14,7 @@
 #include "decode_record/files/output_file.h"
 #include "decode_record/read/trace_reader.h"
 #include "viewer/app.h"
+#include "viewer/model/panel_metrics.h"
 #include "viewer/panels/show_text.h"
 #include "viewer/png_file.h"
 
@@ -27,6 +29,7 @@ struct ViewFlags {
   std::string select;
   std::string reuse;
   std::string lens;
+  std::string metrics;
   std::string show;
   std::string colormap;
   bool light = false;
@@ -72,6 +75,7 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
   files.reads(flags.reuse);
   files.reads(flags.lens);
+  files.reads(flags.metrics);
   std::optional<OutputFile> screenshot;
   std::optional<TextOutput> csv;
   if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);
@@ -112,6 +116,9 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   options.colormap = flags.colormap;
   if (flags.light || flags.dark) options.dark = flags.dark;
   options.cache_bytes = flags.cache_mib << 20U;
+  if (!flags.metrics.empty()) {
+    add_panel_metrics(read_results_csv(flags.metrics), flags.metrics);
+  }
   App app(options);
   if (!picture) return app.run();
   const Image image = app.picture(flags.patience);
@@ -148,6 +155,8 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
                       "Load this calibration file into the calibration panel");
   command->add_option("--lens", flags->lens,
                       "Load this result of `blockscope lens --json` into the lens panel");
+  command->add_option("--metrics", flags->metrics,
+                      "Offer the results of this CSV file in the panels heads and curves");
   command->add_option("--show", flags->show, "What the panels show: " + show_text_help());
   command->add_option(
       "--colormap", flags->colormap,

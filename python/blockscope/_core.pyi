@@ -70,8 +70,11 @@ class KeptCounter:
         self, step: int, changed: int, decided: int, masked: list[bool], changed_rows: list[bool]
     ) -> list[int]: ...
 
+def library_lock() -> int: ...
 def parse_index_set(text: str, flag: str, first: int, end: int) -> list[int]: ...
 def check_trace_target(path: bytes, force: bool) -> None: ...
+def write_results(path: bytes, force: bool, results: list[dict[str, Any]], program: bytes, traces: list[bytes],
+                  model_digest: bytes) -> None: ...
 def metrics() -> list[dict[str, Any]]: ...
 def analyze(
     traces: list[bytes],
@@ -145,6 +148,7 @@ def report(
     sequence: int | None,
     block: int | None,
     backbone: bytes,
+    own: list[dict[str, Any]],
     threads: int,
     gnuplot: bytes,
     search_path: bytes,

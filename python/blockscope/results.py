@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from . import _core
+from ._paths import PathLike
 from .errors import UsageError
 from .figures import Figure, draw
 
@@ -116,6 +119,13 @@ class Analysis(xr.Dataset):
         if not variables:
             raise UsageError(f"by: no array has {', '.join(axes)}; the axes are {', '.join(map(str, self.dims))}")
         return Analysis(variables, attrs=self.attrs)
+
+    def save(self, path: PathLike, *, force: bool = False) -> None:
+        """Writes the result as ``blockscope analyze`` does: ``.csv`` (which ``blockscope view --metrics`` shows),
+        ``.json``, or ``.h5``. Replaces an existing file only with `force`."""
+        traces = [os.fsencode(trace) for trace in str(self.attrs["traces"]).splitlines()]
+        _core.write_results(os.fsencode(path), force, [self._result()], str(self.attrs["program"]).encode(), traces,
+                            str(self.attrs["model_digest"]).encode())
 
     def figures(self) -> dict[str, Figure]:
         """The report's drawings of this metric, by name. A notebook shows each as a picture. Empty for metrics that

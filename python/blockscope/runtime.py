@@ -34,9 +34,13 @@ _owner: int | None = None
 
 def _runtime() -> Any:
     """The extension module, which has every plugin so far."""
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        # As the command does (cli/modules.cpp): idle threads spin for microseconds instead of milliseconds. OpenMP reads
+        # this when torch is imported.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         from . import ops as ops  # loads torch and the operators, or says what is wrong
-        from . import _runtime as module  # type: ignore[attr-defined]
+        from . import _runtime as module
     except ImportError as error:
         raise RuntimeUnavailable(
             f"blockscope.Model: the runtime can't be loaded: {error}. HINT: pip install . in an environment with torch "

@@ -197,6 +197,8 @@ NB_MODULE(_runtime, module) {
   using namespace blockscope::python;  // NOLINT(google-build-using-namespace)
   namespace nb = nanobind;
   register_errors();
+  // Plugins live until the process ends, and with them what their module holds.
+  nb::set_leak_warnings(false);
   // As the command does (cli/modules.cpp): every pass allocates tensors of the same sizes.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);

@@ -9,6 +9,8 @@ import tempfile
 
 if __name__ == "__main__":
     name, package, tools, os.environ["MAKE_TRACE"], os.environ["TRACE_TOOL"] = sys.argv[1:]
+    # Idle threads of OpenMP would take the other tests' cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # For programs that the tests start as well.
     os.environ["PYTHONPATH"] = os.pathsep.join([package, tools])
     sys.path[:0] = [package, tools]

@@ -241,3 +241,26 @@ def test_text_html(traces):
     assert "rgba" in trace.text_html(0)._repr_html_()  # the confidences
     with pytest.raises(blockscope.UsageError, match=f"expected {frame.tokens.size} values"):
         trace.text_html(0, values=[1.0])
+
+
+def test_a_saved_result_is_the_commands(traces, tmp_path):
+    import json
+
+    from conftest import command
+
+    trace = blockscope.open(traces["plain"])
+    found = trace.analyze("similarity")
+    for ending in ("csv", "json", "h5"):
+        found.save(tmp_path / f"here.{ending}")
+    command("analyze", traces["plain"], "--metric", "similarity", "--csv", tmp_path / "there.csv", "--json",
+            tmp_path / "there.json", "--hdf5", tmp_path / "there.h5")
+    assert (tmp_path / "here.csv").read_text() == (tmp_path / "there.csv").read_text()
+    here, there = (json.loads((tmp_path / f"{side}.json").read_text())["metrics"][0]["arrays"] for side in ("here", "there"))
+    assert here == there
+    with h5py.File(tmp_path / "here.h5") as one, h5py.File(tmp_path / "there.h5") as other:
+        assert np.array_equal(one["similarity/similarity_external"], other["similarity/similarity_external"], equal_nan=True)
+    with pytest.raises(blockscope.UsageError):
+        found.save(tmp_path / "here.csv")
+    found.save(tmp_path / "here.csv", force=True)
+    with pytest.raises(blockscope.UsageError, match="ends in .csv"):
+        found.save(tmp_path / "here.txt")

@@ -152,6 +152,9 @@ def test_what_a_notebook_shows():
     assert "similarity_external" in trace.analyze("similarity")._repr_html_()
 
 
+RUNTIME = ("blockscope.Model", "blockscope.policy", "blockscope.strategy", "blockscope.cache")
+
+
 def test_the_lines_of_the_documents(tmp_path):
     """README.md and docs/python.md, as a person pastes them in a folder with run.h5."""
     root = FROZEN.parents[2]
@@ -160,8 +163,9 @@ def test_the_lines_of_the_documents(tmp_path):
         make(tmp_path / f"run.r000{i}.h5", "--seed", i)
     for document in (root / "README.md", root / "docs" / "python.md"):
         blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
-        # Lines that need torch are those of test_ops.py and test_recording_stated.py.
-        blocks = [block for block in blocks if "import h5py" not in block and "import torch" not in block]
+        # Lines that need torch are those of test_ops.py, test_recording_stated.py and test_runtime.py.
+        needs = ("import h5py", "import torch", *RUNTIME)
+        blocks = [block for block in blocks if not any(word in block for word in needs)]
         scripts = [block for block in blocks if "__main__" in block]
         pasted = "\n".join(block for block in blocks if block not in scripts)
         assert pasted, document

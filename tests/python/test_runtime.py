@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -234,3 +235,20 @@ def test_without_torch_the_error_says_what_to_do(tmp_path):
     done = subprocess.run([sys.executable, "-c", "import blockscope; blockscope.Model('x')"], env=environment,
                           capture_output=True, text=True)
     assert "RuntimeUnavailable" in done.stderr and "no torch here" in done.stderr and "HINT" in done.stderr
+
+
+def test_the_lines_of_the_documents_that_run_a_model(tmp_path):
+    """docs/python.md, as a person pastes them in a clone."""
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    words = ("blockscope.Model", "blockscope.policy", "blockscope.strategy", "blockscope.cache")
+    pasted = [block for block in blocks if any(word in block for word in words)]
+    assert len(pasted) == 5
+    pasted.append("print(model.decode(['The city'], strategy='surest,threshold=0.8', gen_length=16, progress=False))\n"
+                  "other = blockscope.Model('models/needle-bidirectional')\n"
+                  "print(other.decode(['The city'], cache='every_other', gen_length=32, progress=False))\n"
+                  "print(model.verify('my_mage,k=16', prompts=['The city of Oslo'], gen_length=16, repeats=1))\n")
+    file = tmp_path / "lines.py"
+    file.write_text("\n".join(pasted))
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

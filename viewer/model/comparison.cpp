@@ -70,6 +70,11 @@ class HalfProgress {
 std::optional<MetricResult> side_of(const TraceReader& trace, const PanelMetric& choice,
                                     const RowSelection& rows, const HalfProgress& progress,
                                     std::string& problem) {
+  if (result_of_file(choice.metric) != nullptr) {
+    problem =
+        fmt::format("{} came from a file, so it is the same for both traces.", choice.view.label);
+    return std::nullopt;
+  }
   MetricOptions metric_options;
   metric_options.from_summary = true;
   std::vector<std::unique_ptr<StepMetric>> metrics;

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <stdexcept>
 #include <string_view>
 
 #include "analysis/metrics/union_size.h"
+#include "decode_record/base/error.h"
 #include "decode_record/schema/trace_layout.h"
 
 namespace blockscope {
@@ -106,11 +108,59 @@ std::vector<PanelMetric> make_panel_metrics() {
   return all;
 }
 
+std::vector<PanelMetric>& all_panel_metrics() {
+  static std::vector<PanelMetric> all = make_panel_metrics();
+  return all;
+}
+
+/// Results of files, and the words of their views, which stay where they are.
+struct FileResults {
+  std::deque<MetricResult> results;
+  std::deque<std::string> words;
+};
+FileResults& file_results() {
+  static FileResults all;
+  return all;
+}
+
 }  // namespace
 
-const std::vector<PanelMetric>& panel_metrics() {
-  static const std::vector<PanelMetric> all = make_panel_metrics();
-  return all;
+const std::vector<PanelMetric>& panel_metrics() { return all_panel_metrics(); }
+
+void add_panel_metrics(std::vector<MetricResult> results, const std::string& file) {
+  FileResults& kept = file_results();
+  const auto word = [&](std::string text) {
+    return kept.words.emplace_back(std::move(text)).c_str();
+  };
+  const std::size_t before = panel_metrics().size();
+  for (MetricResult& result : results) {
+    if (std::ranges::find(all_metrics(), result.metric, &MetricInfo::name) != all_metrics().end()) {
+      throw Error(
+          fmt::format("{}: {}: a built-in metric has this name. HINT: the panels compute it "
+                      "themselves; leave it out of the file",
+                      file, result.metric));
+    }
+    for (const ResultArray& array : result.arrays) {
+      if (!array.has_axis("layer")) continue;
+      std::string label = array.name;
+      std::ranges::replace(label, '_', ' ');
+      MetricView view{word(label + " (file)"), word(array.name), word(array.unit)};
+      view.level = "trajectory";
+      all_panel_metrics().push_back({result.metric, view.level, view, array.name});
+    }
+    kept.results.push_back(std::move(result));
+  }
+  if (panel_metrics().size() == before) {
+    throw Error(fmt::format(
+        "{}: expected an array with an axis layer, got none. HINT: Heads and Curves show values by "
+        "layer and head",
+        file));
+  }
+}
+
+const MetricResult* result_of_file(const std::string& metric) {
+  const auto found = std::ranges::find(file_results().results, metric, &MetricResult::metric);
+  return found == file_results().results.end() ? nullptr : &*found;
 }
 
 std::size_t panel_metric(std::string_view name) {
@@ -126,6 +176,7 @@ std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choic
     return fmt::format("This trace has level '{}'. {} needs a trace captured with --record {}.",
                        to_string(meta.level), choice.view.label, choice.level);
   }
+  if (result_of_file(choice.metric) != nullptr) return std::nullopt;
   const bool sparse = choice.metric == "selection";
   if (sparse && (meta.selected_size == 0 || !meta.has_shadow)) {
     return fmt::format(

@@ -23,8 +23,14 @@ struct PanelMetric {
   std::string name;  ///< for --show: that of the array, and of single rows ("lse_change")
 };
 
-/// The views of all metrics; the panels know them by their index.
+/// The views of all metrics, then those of add_panel_metrics(); the panels know them by their
+/// index.
 const std::vector<PanelMetric>& panel_metrics();
+/// Adds a view for each array with a layer axis of results that came from a file. Call it before
+/// the first frame. Throws Error if no array has that axis, and for the name of a built-in metric.
+void add_panel_metrics(std::vector<MetricResult> results, const std::string& file);
+/// The result of a file; null: the metric is a built-in one.
+const MetricResult* result_of_file(const std::string& metric);
 /// Index of the view of this name. Throws std::out_of_range if there is none.
 std::size_t panel_metric(std::string_view name);
 

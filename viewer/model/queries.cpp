@@ -10,6 +10,7 @@
 #include "analysis/metrics/metrics.h"
 #include "analysis/pass/step_pass.h"
 #include "decode_record/base/error.h"
+#include "viewer/model/panel_metrics.h"
 
 namespace blockscope {
 namespace {
@@ -121,6 +122,11 @@ std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
                                                     const std::string& metric,
                                                     const RowSelection& rows, bool from_summary,
                                                     JobControl& control) {
+  if (const MetricResult* const loaded = result_of_file(metric)) {
+    auto payload = std::make_shared<MetricPayload>();
+    payload->result = *loaded;
+    return payload;
+  }
   require_pass(trace, metric, rows, control, from_summary);
   MetricOptions metric_options;
   metric_options.from_summary = from_summary;

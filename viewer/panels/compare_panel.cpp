@@ -81,7 +81,7 @@ void draw_mode_controls(PanelContext& context) {
                static_cast<int>(kCompareViews.size()));
   if (state.mode > 1) return;
   ImGui::SameLine();
-  pick_metric("##compare-metric", state.metric, context.scale);
+  pick_metric("##compare-metric", state.metric, context.scale, /*of_files=*/false);
   ImGui::SameLine();
   constexpr std::array<const char*, 3> kScopes = {"all sequences", "sequences in both",
                                                   "this sequence"};

@@ -15,10 +15,11 @@ void next_width(float width) {
 
 }  // namespace
 
-void pick_metric(const char* id, std::size_t& metric, float scale) {
+void pick_metric(const char* id, std::size_t& metric, float scale, bool of_files) {
   next_width(170.0F * scale);
   if (!ImGui::BeginCombo(id, panel_metrics()[metric].view.label)) return;
   for (std::size_t i = 0; i < panel_metrics().size(); ++i) {
+    if (!of_files && result_of_file(panel_metrics()[i].metric) != nullptr) continue;
     if (ImGui::Selectable(panel_metrics()[i].view.label, i == metric)) metric = i;
   }
   ImGui::EndCombo();
