@@ -138,6 +138,11 @@ class PythonPolicy final : public AttentionPolicy {
  private:
   static bool denoises(const SequencePass& pass) { return pass.kind == PassKind::denoise; }
 
+  /// Without a prefix there is nothing to choose.
+  static bool chooses(const SequencePass& pass) {
+    return denoises(pass) && pass.context_length > 0;
+  }
+
   std::string place(const char* function, int64_t layer, int64_t slot) const {
     const SequencePass& pass = context_->sequences[static_cast<size_t>(slot)];
     const std::string where = layer < 0 ? "" : fmt::format(", layer {}", layer);
@@ -165,7 +170,7 @@ class PythonPolicy final : public AttentionPolicy {
       const Stopwatch watch(inline_ns_);
       const nb::gil_scoped_acquire gil;
       for (size_t s = 0; s < passes.size(); ++s) {
-        if (!denoises(passes[s])) continue;
+        if (!chooses(passes[s])) continue;
         const auto slot = static_cast<int64_t>(s);
         chosen[s] =
             call("choose", input.layer, slot, [&] { return choice(input, external, slot); });
@@ -183,7 +188,7 @@ class PythonPolicy final : public AttentionPolicy {
     }
     for (size_t s = 0; s < passes.size(); ++s) {
       int64_t rows = chosen[s].rows_scored;
-      if (denoises(passes[s]) && !chosen[s].set.index.defined() && !hooks_->observe.is_none()) {
+      if (chooses(passes[s]) && !chosen[s].set.index.defined() && !hooks_->observe.is_none()) {
         rows += external.length[static_cast<int64_t>(s)].item<int64_t>();
         observe(input, external, static_cast<int64_t>(s), parts.lse_external);
       }

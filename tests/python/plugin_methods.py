@@ -19,8 +19,7 @@ class Mage:
         return None if step.first else (step.memory[layer], 0)
 
     def observe(self, layer, q, keys, lse, step):
-        k = min(self.k, keys.shape[2])
-        step.memory[layer] = ops.block_topk(q, keys, lse, k).index if k else torch.empty(1, keys.shape[1], 0, dtype=torch.int32)
+        step.memory[layer] = ops.block_topk(q, keys, lse, min(self.k, keys.shape[2])).index
 
 
 @blockscope.policy("my_quest", source="Quest, section 3.3")
@@ -32,8 +31,6 @@ class Quest:
 
     def choose(self, layer, q, keys, step):
         length = keys.shape[2]
-        if length == 0:
-            return torch.empty(1, keys.shape[1], 0, dtype=torch.int32), 0
         bounds = ops.page_bounds(keys, self.page)
         scores = ops.page_scores(q, bounds, self.page)
         taken = math.ceil(min(self.k, length) / self.page)

@@ -251,6 +251,12 @@ def test_memory_lives_as_long_as_the_sequence(model):
         assert [step for _, step in steps] == list(range(1, len(steps) + 1))
 
 
+def test_a_prompt_without_a_whole_block_has_nothing_to_choose(model):
+    for mine, theirs in (("my_mage,k=16", "mage,k=16"), ("my_quest,k=16,page=4", "quest,k=16,page=4")):
+        one, other = (model.decode([[5, 9, 17]], gen_length=48, policy=policy, progress=False)[0] for policy in (mine, theirs))
+        assert one.text == other.text
+
+
 def test_the_example_of_the_documents_runs(model, tmp_path):
     blockscope.plugins.load(ROOT / "docs" / "examples" / "losa.py")
     trace = capture(model, tmp_path / "run.h5", "losa,k=32", shadow=True)
