@@ -50,7 +50,7 @@ void add_commands(CLI::App& app, const std::string& description) {
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     // Python reads it, before it calls this code (cli/main.cpp).
     command->add_option("--plugin")
-        ->description("Load policies, strategies, caches and metrics from this Python file")
+        ->description("Load policies, strategies and caches from this Python file")
         ->option_text("FILE")
         ->expected(1)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);

@@ -33,8 +33,9 @@ void bind_patches(nb::module_& module);
 void bind_record(nb::module_& module);
 void bind_regions(nb::module_& module);
 
-/// Readers are not thread-safe and share HDF5's one lock, so only one thread of the process reads
-/// at a time. The lock is recursive, because a progress function may use a trace.
+/// Readers are not thread-safe, so only one thread of the process reads at a time. The lock is
+/// recursive, because a progress function may use a trace. Calls of HDF5 take another lock, for the
+/// call alone (library_lock.h), so a run of the runtime writes while this module reads.
 std::recursive_mutex& reader_lock();
 
 /// Runs `work` with the reader's lock and without Python's, so other Python threads continue.

@@ -6,7 +6,11 @@
 #include "python/python_errors.h"
 
 namespace blockscope::python {
-std::recursive_mutex& reader_lock() { return library_lock(); }
+std::recursive_mutex& reader_lock() {
+  static auto* lock = new std::recursive_mutex;  // never deleted, because traces may be closed when
+                                                 // the process ends
+  return *lock;
+}
 
 std::vector<std::string> to_strings(const std::vector<nb::bytes>& paths) {
   std::vector<std::string> result;
@@ -49,7 +53,8 @@ NB_MODULE(_core, module) {
                            std::string(build_info().git_describe) + ")";
   // For the other extension module, which links the same HDF5.
   module.def("library_lock", [] { return reinterpret_cast<std::uintptr_t>(&library_lock()); });
-  module.def("hdf5_version", [] { return hdf5_runtime_version(); });
+  module.def("hdf5_version",
+             [] { return python::without_gil([] { return hdf5_runtime_version(); }); });
   python::bind_trace(module);
   python::bind_analysis(module);
   python::bind_calibration(module);

@@ -36,6 +36,7 @@ std::optional<ReportFigure> map_of(const MetricResult& result, const ResultArray
     const ResultArray means = mean_over_others(array, {"layer", columns});
     double largest = 0.0;
     for (const double value : means.values) {
+      if (value < 0.0) return std::nullopt;  // the map's colours begin at 0
       if (std::isfinite(value)) largest = std::max(largest, value);
     }
     const bool kv = std::string(columns) == "kv_head";

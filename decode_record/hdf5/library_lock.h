@@ -1,5 +1,6 @@
 // HDF5 is not thread-safe, and all modules of a process that link the same HDF5 share its state. So
-// one lock guards every call: threads may write one trace while they read another.
+// one lock guards every call: threads may write one trace while they read another. In Python,
+// nothing waits for it while it holds Python's lock.
 #pragma once
 
 #include <mutex>

@@ -321,6 +321,8 @@ void record_run(const CaptureRun& run, const RecorderOptions& recorder,
     keep_rows(writer, split_failure(error.what()));
   } catch (const std::bad_alloc&) {
     keep_rows(writer, host_memory_failure());
+  } catch (const std::exception& error) {
+    keep_rows(writer, split_failure(error.what()));
   }
   if (totals.interrupted) {
     writer.suspend();

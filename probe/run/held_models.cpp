@@ -31,7 +31,10 @@ HeldModels& held() {
 
 std::shared_ptr<const LoadedModel> hold_model(const ModelFlags& flags,
                                               const Environment& environment) {
-  auto model = std::make_shared<const LoadedModel>(load_model(flags, environment));
+  // A held model with the same flags is returned, so that no weights are in memory twice.
+  const auto loaded = load_model(flags, environment);
+  if (auto held = held_model(flags, loaded.source)) return held;
+  auto model = std::make_shared<const LoadedModel>(loaded);
   const std::lock_guard lock(held().mutex);
   std::erase_if(held().by_key, [](const auto& entry) { return entry.second.expired(); });
   held().by_key[key_of(flags, model->source)] = model;

@@ -197,9 +197,13 @@ void EstimatorMeter::add_method(std::string label, PolicyOptions policy, const L
 
 void EstimatorMeter::add_named(const LoadedModel& model) {
   for (const StudyMethod& named : options_.named) {
-    if (methods_.empty() || methods_.back().label != named.name) {
-      methods_.push_back({named.name, 0, {}});
+    const auto same = std::ranges::find(methods_, named.name, &Method::label);
+    if (same != methods_.end() &&
+        (named.k == 0 || same->by_size.size() == options_.set_sizes.size())) {
+      throw UsageError(
+          fmt::format("--policies: {}: the study has it already. HINT: leave it out", named.name));
     }
+    if (same == methods_.end()) methods_.push_back({named.name, 0, {}});
     std::vector<std::unique_ptr<AttentionPolicy>>& sizes = methods_.back().by_size;
     const size_t count = named.k == 0 ? options_.set_sizes.size() : 1;  // without k: for every k
     for (size_t i = 0; i < count; ++i) {

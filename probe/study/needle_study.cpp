@@ -36,7 +36,7 @@ class NeedleStudy : public PromptStudy {
         }
       }
     }
-    for (StudyMethod& named : named_methods(options, options.set_sizes)) {
+    for (StudyMethod& named : named_methods(options, options.set_sizes, methods_)) {
       methods_.push_back(std::move(named));
     }
   }

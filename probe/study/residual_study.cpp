@@ -62,7 +62,7 @@ class ResidualStudy : public PromptStudy {
         methods_.push_back({name, policy, 0});
       }
     }
-    for (StudyMethod& named : named_methods(input.options, {})) methods_.push_back(named);
+    for (StudyMethod& named : named_methods(input.options, {}, methods_)) methods_.push_back(named);
   }
 
   nlohmann::json measure(size_t cell) override;

@@ -133,24 +133,36 @@ std::vector<std::string> PromptStudy::cells() const {
 }
 
 std::vector<StudyMethod> named_methods(const StudyOptions& options,
-                                       const std::vector<int64_t>& set_sizes) {
+                                       const std::vector<int64_t>& set_sizes,
+                                       const std::vector<StudyMethod>& others) {
   std::vector<StudyMethod> methods;
-  for (const std::string& text : options.policies) {
-    ChoiceText parts = split_choice("policy", text);
-    std::erase_if(parts.options, [](const auto& option) { return option.first == "k"; });
-    std::string label = parts.name;
-    for (const auto& [name, value] : parts.options) {
-      label += "," + name + (value ? "=" + *value : "");
+  const auto add = [&](const std::string& label, const std::string& text, int64_t k) {
+    StudyMethod method{label, read_policy(text), k};
+    const PolicyEntry& entry = policy_entry(method.policy);
+    if (entry.heeds("exact_layers") && method.policy.exact_layers == 0) {
+      method.policy.exact_layers = options.exact_layers;
     }
+    methods.push_back(std::move(method));
+  };
+  std::vector<std::string> labels;
+  for (const StudyMethod& other : others) labels.push_back(other.name);
+  for (const std::string& text : options.policies) {
+    if (std::ranges::find(labels, text) != labels.end()) {
+      throw UsageError(
+          fmt::format("--policies: {}: the study has it already. HINT: leave it out", text));
+    }
+    labels.push_back(text);
     PolicyOptions named;
+    const ChoiceText parts = split_choice("policy", text);
     named.policy = parts.name;
-    if (!policy_entry(named).heeds("k")) {
-      methods.push_back({label, read_policy(text), 0});
+    const bool sized = std::ranges::any_of(parts.options, [](const auto& option) {
+      return option.first == "k" || option.first == "density";
+    });
+    if (set_sizes.empty() || sized || !policy_entry(named).heeds("k")) {
+      add(text, text, 0);
       continue;
     }
-    for (const int64_t k : set_sizes) {
-      methods.push_back({label, read_policy(fmt::format("{},k={}", label, k)), k});
-    }
+    for (const int64_t k : set_sizes) add(text, fmt::format("{},k={}", text, k), k);
   }
   return methods;
 }

@@ -113,10 +113,12 @@ std::unique_ptr<Study> make_residual_study(const StudyInput& input);
 std::unique_ptr<Study> make_tau_study(const StudyInput& input);
 std::unique_ptr<Study> make_time_study(const StudyInput& input);
 
-/// The policies of --policies as methods: one for each k if the policy has that option, so a k in
-/// its text is left out. Throws what read_policy throws.
+/// The policies of --policies as methods: one for each k if the policy has that option and the text
+/// names neither k nor density. Throws UsageError if `others` have the name, and what read_policy
+/// throws.
 std::vector<StudyMethod> named_methods(const StudyOptions& options,
-                                       const std::vector<int64_t>& set_sizes);
+                                       const std::vector<int64_t>& set_sizes,
+                                       const std::vector<StudyMethod>& others = {});
 
 /// "41.2", one decimal of a share in percent; "-" for NaN.
 std::string percent_number(double share);

@@ -120,7 +120,7 @@ void TimeStudy::add_methods() {
     add(fmt::format("flashblock tau={}", tau), "flashblock",
         [&](PolicyOptions& policy) { policy.tau = tau; });
   }
-  for (StudyMethod& named : named_methods(options, {k})) {
+  for (StudyMethod& named : named_methods(options, {k}, methods_)) {
     named.k = 0;
     methods_.push_back(std::move(named));
   }

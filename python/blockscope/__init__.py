@@ -9,7 +9,8 @@
     similarity = trace.analyze("similarity")       # xarray: means, and their numbers of terms
     similarity.similarity_external.sel(layer=3)
 
-Only `blockscope.ops` (the attention operators), `blockscope.record`, `blockscope.Model` and plugins need torch. docs/python.md is the guide.
+Only `blockscope.ops` (the attention operators), `blockscope.record` and `blockscope.Model` need torch. docs/python.md
+is the guide.
 """
 
 from __future__ import annotations
@@ -61,15 +62,18 @@ if typing.TYPE_CHECKING:  # pragma: no cover
 __version__: str = _core.version
 
 __all__ = [
-    "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
-    "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "PromptError", "Report", "RuntimeUnavailable",
-    "Sequence", "Sequences", "Step", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "cache", "calibrate", "compare",
-    "attention_map", "compare_backbone", "metric", "metrics", "open", "policy", "record", "report", "similarity_matrix", "strategy",
+    "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
+    "Delta", "Error", "Figure", "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "PromptError",
+    "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace", "TraceError", "TraceLocked",
+    "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "attention_map", "cache", "calibrate",
+    "compare", "compare_backbone", "metric", "metrics", "open", "policy", "record", "report", "similarity_matrix",
+    "strategy",
 ]
 
 
 # Imported when they are used: torch, and modules that take as long to import as a trace to open.
-_LATE = {"Block": "blocks", "Model": "runtime", "cache": "plugins", "policy": "plugins", "Step": "blocks", "strategy": "plugins"}
+_LATE = {"Block": "blocks", "Model": "runtime", "Step": "blocks", "cache": "plugins", "policy": "plugins",
+         "strategy": "plugins"}
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -1,4 +1,4 @@
-"""A command of the shell with plugins: ``blockscope capture ... --plugin my_method.py``. The binary starts Python for it."""
+"""A command of the shell with plugins, ``blockscope capture ... --plugin my_method.py``: the binary starts Python for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ import traceback
 
 
 def _plugins_of(words: list[str]) -> list[str]:
-    """The files that ``--plugin FILE`` and ``--plugin=FILE`` name. The command's own parser refuses an empty name."""
-    files = [word.removeprefix("--plugin=") for word in words if word.startswith("--plugin=")]
-    files += [after for word, after in zip(words, words[1:]) if word == "--plugin"]
-    return [file for file in files if file and not file.startswith("-")]
+    """The files that ``--plugin FILE`` and ``--plugin=FILE`` name, in their order."""
+    from .errors import UsageError
+
+    files = []
+    for index, word in enumerate(words):
+        if word == "--plugin":
+            files.append(words[index + 1] if index + 1 < len(words) else "")
+        elif word.startswith("--plugin="):
+            files.append(word.removeprefix("--plugin="))
+    for file in files:
+        if not file or file.startswith("-"):
+            raise UsageError(f"--plugin: expected a Python file, got {file!r}")
+    return files
 
 
 def main() -> int:
@@ -25,6 +34,7 @@ def main() -> int:
         for file in _plugins_of(words):
             plugins.load(file)
         runtime = _runtime()
+        plugins.pass_on(runtime)
     except Error as error:
         if error.__cause__ is not None and not isinstance(error.__cause__, ImportError):
             traceback.print_exception(error.__cause__)

@@ -27,6 +27,31 @@ class Step:
     scale: float
     memory: dict[Any, Any]
 
+class ExternalKeys:
+    key: Any
+    value: Any
+    length: Any
+
+class StrategyState:
+    step: int
+    quota: int
+    denoising_steps: int
+    masked: list[int]
+    token: Any
+    confidence: Any
+
+class CacheState:
+    prompt_length: int
+    length: int
+    block_start: int
+    block_end: int
+    block_length: int
+    step: int
+    run_step: int
+    logit_shift: int
+    tokens: list[int]
+    masked: list[int]
+
 def open_model(words: list[bytes], note: Callable[[str], object]) -> LoadedModel: ...
 def run_command(
     words: list[bytes],

@@ -133,6 +133,11 @@ def analyze(
         if heads is not None:
             raise UsageError(f"heads: does nothing for {mine[0].name}. HINT: select them in the result: "
                              ".sel(head=[0, 1])")
+        for name, given, initial in (("taus", taus, None), ("count", count, "since_read"), ("set_sizes", set_sizes, None),
+                                     ("sink_factor", sink_factor, 3.0), ("from_summary", from_summary, False),
+                                     ("memory_mib", memory_mib, 256)):
+            if given != initial and not metric:
+                raise UsageError(f"{name}: does nothing for {mine[0].name}. HINT: leave it out")
         with telling_missing(paths):
             own = {one.name: own_metrics.analyze_own(paths, one, narrowed, names("by", by),
                                                      whole("threads", threads, 0, 4096), progress) for one in mine}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
+_KINDS = ("pair", "step", "block", "sequence")
 _PLACES = ("sequence", "block", "step")  # axes that the engine counts; all others are those of the values
 
 
@@ -41,6 +42,7 @@ class Metric:
     formula: str
     source: str
     unit: str
+    file: str
     digest: str
 
     @property
@@ -87,10 +89,13 @@ def metric(name: Union[str, Function, None] = None, *, level: str = "outputs", d
             raise UsageError(f"metric {own_name}: expected another name, because a built-in metric has it")
         if level not in LEVELS:
             raise UsageError(f"metric {own_name}: level: expected {', '.join(LEVELS)}, got {level!r}")
-        _metrics[own_name] = Metric(own_name, level, tuple(dims), of or _kind_of(own_name, function), function,
-                                    _meaning(function), formula or f"{own_name}(), {_file_of(function)}", source, unit,
-                                    _digest(function, _file_of(function)))
-        function._blockscope_metric = own_name  # type: ignore[attr-defined]
+        if of is not None and of not in _KINDS:
+            raise UsageError(f"metric {own_name}: of: expected {', '.join(_KINDS)}, got {of!r}")
+        file = _file_of(function)
+        found = Metric(own_name, level, tuple(dims), of or _kind_of(own_name, function), function, _meaning(function),
+                       formula or f"{own_name}(), {file}", source, unit, file, _digest(function, file))
+        _metrics[own_name] = found
+        function._blockscope_metric = found  # type: ignore[attr-defined]
         return function
 
     return register(name) if callable(name) else register
@@ -113,8 +118,8 @@ def _kind_of(name: str, function: Callable[..., Any]) -> str:
 
 
 def named(given: Any) -> Metric | None:
-    """The metric that a function or a name stands for; None: no own one."""
-    return _metrics.get(getattr(given, "_blockscope_metric", given) if not isinstance(given, str) else given)
+    """The metric of a function, or of a name the last one with it; None: no own one."""
+    return _metrics.get(given) if isinstance(given, str) else getattr(given, "_blockscope_metric", None)
 
 
 def known() -> list[Metric]:
@@ -180,12 +185,19 @@ class _Run:
             named = result if isinstance(result, Mapping) else {self.metric.name: result}
             for name, given in named.items():
                 _check_name(f"metric {self.metric.name}: array", name)
-                values, terms = given if isinstance(given, tuple) else (given, None)
-                values = np.asarray(values, np.float64)
+                values, terms = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+                try:
+                    values = np.asarray(values, np.float64)
+                    terms = np.ones(values.shape, np.int64) if terms is None else np.broadcast_to(terms, values.shape)
+                except (TypeError, ValueError) as error:
+                    raise UsageError(f"metric {self.metric.name}: {name}: expected numbers, or (values, terms) of one shape: "
+                                     f"{error}") from None
+                if terms.dtype.kind not in "iub" or (terms < 0).any():
+                    raise UsageError(f"metric {self.metric.name}: {name}: terms: expected whole numbers from 0, got "
+                                     f"{terms.dtype}")
                 if values.ndim != len(self.own):
                     raise UsageError(f"metric {self.metric.name}: {name}: expected an axis for each of {self.own}, got "
                                      f"{list(values.shape)}")
-                terms = np.ones(values.shape, np.int64) if terms is None else np.broadcast_to(terms, values.shape)
                 missing = [dim for dim in self.places if dim not in place]
                 if missing:
                     raise UsageError(f"metric {self.metric.name}: a function of a {self.metric.of} has no axis {missing[0]}")

@@ -87,9 +87,10 @@ def _options(make: Callable[..., Any], where: str, skip: int) -> tuple[dict[str,
 def _file_of(thing: Any) -> str:
     """The file with the source; in a notebook, its cell."""
     try:
-        return os.path.abspath(inspect.getsourcefile(thing) or "")
+        found = inspect.getsourcefile(thing)
     except (TypeError, OSError):
-        return getattr(sys.modules.get(thing.__module__), "__file__", None) or "<notebook>"
+        found = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    return os.path.abspath(found) if found else "<notebook>"
 
 
 def _digest(thing: Any, file: str) -> str:
@@ -202,10 +203,14 @@ def cache(name: str, *, source: str = "a plugin") -> Callable[[Class], Class]:
 
 def pass_on(runtime: Any) -> None:
     """Gives the runtime the plugins that it does not have yet."""
-    for key, plugin in _plugins.items():
+    for key, plugin in list(_plugins.items()):
         if key in _passed:
             continue
-        getattr(runtime, f"add_{plugin.kind}")(plugin.facts(), plugin.make)
+        try:
+            getattr(runtime, f"add_{plugin.kind}")(plugin.facts(), plugin.make)
+        except UsageError:
+            del _plugins[key]  # it would be refused again by every later command
+            raise
         _passed.add(key)
 
 
@@ -234,6 +239,9 @@ def load(path: str | os.PathLike[str]) -> None:
         raise
     except Exception as error:
         raise Error(f"plugin {os.fspath(path)}: {type(error).__name__}: {error}") from error
-    if _plugins == before and not any(plugin.file == file for plugin in before.values()):
+    from . import own_metrics
+
+    own = any(metric.file == file for metric in own_metrics.known())
+    if _plugins == before and not own and not any(plugin.file == file for plugin in before.values()):
         raise UsageError(f"plugin {os.fspath(path)}: expected a class or function with @blockscope.policy, "
-                         "strategy or cache, found none")
+                         "strategy, cache or metric, found none")

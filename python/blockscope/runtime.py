@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import numbers
 import os
 import re
 import sys
@@ -33,7 +34,7 @@ _owner: int | None = None
 
 
 def _runtime() -> Any:
-    """The extension module, which has every plugin so far."""
+    """The extension module."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         # As the command does (cli/modules.cpp): idle threads spin for microseconds instead of milliseconds. OpenMP reads
         # this when torch is imported.
@@ -45,7 +46,6 @@ def _runtime() -> Any:
         raise RuntimeUnavailable(
             f"blockscope.Model: the runtime can't be loaded: {error}. HINT: pip install . in an environment with torch "
             "builds it for that torch") from error
-    plugins.pass_on(module)
     return module
 
 
@@ -63,10 +63,11 @@ class Option:
 
 
 # What a method sets itself, by command. The other options of the command are its keywords.
-_MODEL = ("model", "revision", "adapter", "dtype", "device", "ranks", "mask_token_id", "block_length")
-_OWN = {"help", "help_all", "version", "plugin", "prompt", "prompts", "input_ids", "output", "json", "quiet", "study",
+_MODEL = ("model", "revision", "adapter", "dtype", "device", "mask_token_id", "block_length")
+_OWN = {"dry_run", "ranks", "help", "help_all", "version", "plugin", "prompt", "prompts", "input_ids", "output", "json", "quiet", "study",
         "csv"}
 _known: dict[str, dict[str, Option]] = {}
+_TEMPORARY = "blockscope-prompts-"
 
 
 def options(command: str) -> dict[str, Option]:
@@ -88,12 +89,12 @@ def options(command: str) -> dict[str, Option]:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        whole = whole_numbers(value)
-        if whole is None or len(whole) != 1:
-            raise UsageError(f"{name}: expected a text or a number, got {value!r}")
+    whole = whole_numbers(value)
+    if whole is not None and len(whole) == 1:
         return str(whole[0])
-    return repr(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return repr(float(value))
+    raise UsageError(f"{name}: expected a text or a number, got {value!r}")
 
 
 def _words(command: str, given: Mapping[str, Any]) -> list[str]:
@@ -136,20 +137,31 @@ def _as_keywords(command: str, message: str) -> str:
     return re.sub(r"--([a-z][a-z0-9-]*)", keyword, message)
 
 
+def _prompt_names(message: str, words: list[str]) -> str:
+    """Names a prompt by its place in the list, and not by the line of a temporary file."""
+    for word in words:
+        path = word.removeprefix("--prompts=")
+        if path != word and os.path.basename(os.path.dirname(path)).startswith(_TEMPORARY):
+            message = re.sub(re.escape(path) + r":(\d+)", lambda line: f"prompts[{int(line[1]) - 1}]", message)
+    return message
+
+
 def _note(text: str) -> None:
     sys.stderr.write(text)
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Waits until no other thread runs a command."""
+    """Waits until no other thread runs a command, then gives the runtime the new plugins: no command reads its tables."""
     global _owner
-    if _owner == threading.get_ident():
-        raise Error("blockscope: a command of this thread is running, and a plugin of it started another one. HINT: run "
-                    "it before or after")
+    # The runtime calls observe() on a thread that Python did not start.
+    inside = _owner is not None and threading.current_thread().name.startswith("Dummy-")
+    if _owner == threading.get_ident() or inside:
+        raise Error("blockscope: a plugin of the running command started another one. HINT: run it before or after")
     with _running:
         _owner = threading.get_ident()
         try:
+            plugins.pass_on(_runtime())
             yield
         finally:
             _owner = None
@@ -161,13 +173,14 @@ def _run(command: str, words: list[str], description: str, progress: Progress, n
     options(command)  # for messages
     shown = Shown(progress)
     with _alone(), shown:
+        runtime.plugin_cause()  # forgets that of a command before
         try:
             said: bytes = runtime.run_command([os.fsencode(word) for word in ["blockscope", command, *words]], description,
                                               _note if notes else (lambda text: None), shown.share)
         except Interrupted as stopped:
             raise KeyboardInterrupt(_as_keywords(command, str(stopped))) from runtime.plugin_cause()
         except Error as error:
-            raise type(error)(_as_keywords(command, str(error))) from runtime.plugin_cause()
+            raise type(error)(_prompt_names(_as_keywords(command, str(error)), words)) from runtime.plugin_cause()
     return said.decode("utf-8", errors="replace")
 
 
@@ -186,6 +199,13 @@ def _prompt_line(prompt: Prompt, index: int) -> dict[str, Any]:
     return {"input_ids": ids}
 
 
+def _plain(value: Any) -> Any:
+    """A value of NumPy or torch, for JSON."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"expected texts, numbers and lists, got {value!r}")
+
+
 @contextlib.contextmanager
 def _prompt_file(prompts: Prompts) -> Iterator[list[str]]:
     """The words that name the prompts."""
@@ -195,14 +215,25 @@ def _prompt_file(prompts: Prompts) -> Iterator[list[str]]:
     if isinstance(prompts, (os.PathLike, bytes)) or (isinstance(prompts, str) and prompts.endswith(".jsonl")):
         yield [f"--prompts={os.fsdecode(prompts)}"]
         return
-    one = isinstance(prompts, (str, Mapping)) or bool(whole_numbers(prompts))
-    lines = [_prompt_line(prompt, index) for index, prompt in enumerate([prompts] if one else prompts)]  # type: ignore[arg-type, list-item, union-attr]
+    if not isinstance(prompts, (str, Mapping)):
+        if not isinstance(prompts, Iterable):
+            raise UsageError(f"prompts: expected a text, token ids, a dict, a list of these or a .jsonl file, got {prompts!r}")
+        given = list(prompts)
+        prompts = given  # type: ignore[assignment]
+        one = bool(whole_numbers(given))
+    else:
+        one = True
+    lines = [_prompt_line(prompt, index) for index, prompt in enumerate([prompts] if one else prompts)]  # type: ignore[arg-type, list-item]
     if not lines:
         raise UsageError("prompts: expected at least one, got none")
-    with tempfile.TemporaryDirectory(prefix="blockscope-") as folder:
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder:
         path = os.path.join(folder, "prompts.jsonl")
         with open(path, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            for index, line in enumerate(lines):
+                try:
+                    file.write(json.dumps(line, default=_plain) + "\n")
+                except TypeError as error:
+                    raise UsageError(f"prompts[{index}]: {error}") from None
         yield [f"--prompts={path}"]
 
 
@@ -285,7 +316,9 @@ class Model:
             CheckpointError: the checkpoint can't be used, with the reason.
             RuntimeUnavailable: there is no torch, or the package was built without it.
         """
-        self._arguments = [os.fsdecode(model)]
+        # A folder stays the same one if the program changes its own.
+        self._arguments = [os.path.abspath(os.fsdecode(model)) if os.path.isdir(model) else os.fsdecode(model)]
+        adapter = None if adapter is None else os.path.abspath(os.fsdecode(adapter))
         given = {"device": device, "dtype": dtype, "adapter": adapter, "revision": revision,
                  "mask-token-id": mask_token_id, "block-length": block_length}
         defaults = {"device": "cpu", "dtype": "auto"}
@@ -310,7 +343,7 @@ class Model:
             raise Error("blockscope.Model: the process was forked after the model was loaded, and torch's threads do not "
                         "survive a fork. HINT: load the model in this process, or start processes with \"spawn\"")
         shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-        description = f"blockscope.Model({self._arguments[0]!r}).{command}({shown})"
+        description = f"blockscope.Model({self.facts['requested']!r}).{command}({shown})"
         return _run(command, [*before, *self._arguments, *_words(command, given), *words], description, progress,
                     notes=progress is not False)
 

@@ -287,7 +287,10 @@ class Trace:
         return attention_map(self, sequence=sequence, step=step, layer=layer, head=head, **choices)
 
     def blocks(self, **choices: Any) -> Iterator[Block]:
-        """`blockscope.blocks` of this trace: its blocks, each with its steps and their arrays."""
+        """The blocks of the trace, each with its recorded denoising steps and their arrays; see `blockscope.Block`.
+
+        Args: layers, steps, blocks and sequences select, as in `analyze`.
+        """
         from .blocks import blocks
 
         self.refresh()

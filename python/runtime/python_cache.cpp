@@ -20,6 +20,15 @@ namespace nb = nanobind;
 namespace blockscope::python {
 namespace {
 
+/// `state` in a cache's calls: it may keep it, so it has its own copy of the tokens.
+struct CacheState {
+  explicit CacheState(const CanvasState& of) : canvas(of), tokens(*of.tokens) {
+    canvas.tokens = nullptr;
+  }
+  CanvasState canvas;
+  std::vector<int64_t> tokens;
+};
+
 class PythonCache final : public CanvasCache {
  public:
   PythonCache(std::string name, nb::object cache)
@@ -35,7 +44,7 @@ class PythonCache final : public CanvasCache {
 
   std::vector<int64_t> rows(const CanvasState& state) override {
     rows_ = call("rows", state, [&] {
-      std::vector<int64_t> rows = whole_numbers_of(rows_of_(nb::cast(state)));
+      std::vector<int64_t> rows = whole_numbers_of(rows_of_(nb::cast(CacheState(state))));
       std::ranges::sort(rows);
       check(rows, state);
       return rows;
@@ -46,7 +55,7 @@ class PythonCache final : public CanvasCache {
   void end_step(const CanvasState& state, const CanvasFeedback& feedback) override {
     if (!wants_confidence_) return;
     call("end_step", state,
-         [&] { end_step_(nb::cast(state), feedback.selected, feedback.confidence); });
+         [&] { end_step_(nb::cast(CacheState(state)), feedback.selected, feedback.confidence); });
   }
 
  private:
@@ -57,13 +66,7 @@ class PythonCache final : public CanvasCache {
                          state.run_step);
     };
     const nb::gil_scoped_acquire gil;
-    try {
-      return work();
-    } catch (nb::python_error& error) {
-      refuse_plugin(error, where());
-    } catch (const Error& error) {
-      throw Error(fmt::format("{}: {}", where(), error.what()));
-    }
+    return call_plugin(where, std::forward<Work>(work));
   }
 
   static void check(const std::vector<int64_t>& rows, const CanvasState& state) {
@@ -114,30 +117,33 @@ void add_python_cache(const nb::dict& facts, nb::object make) {
                    const CacheOptions& chosen) -> std::unique_ptr<CanvasCache> {
     const nb::gil_scoped_acquire gil;
     const std::string where = fmt::format("{} ({})", name, file);
-    try {
-      return std::make_unique<PythonCache>(where, make.get()(**own_keywords(chosen.own)));
-    } catch (nb::python_error& error) {
-      refuse_plugin(error, "cache " + where);
-    }
+    return call_plugin([&] { return "cache " + where; },
+                       [&]() -> std::unique_ptr<CanvasCache> {
+                         return std::make_unique<PythonCache>(
+                             where, make.get()(**own_keywords(chosen.own)));
+                       });
   };
   add_cache(std::move(entry));
 }
 
 void bind_python_cache(nb::module_& module) {
-  nb::class_<CanvasState>(module, "CanvasState")
-      .def_ro("prompt_length", &CanvasState::prompt_length)
-      .def_ro("length", &CanvasState::length)
-      .def_ro("block_start", &CanvasState::block_start)
-      .def_ro("block_length", &CanvasState::block_length)
-      .def_prop_ro("block_end", &CanvasState::block_end)
-      .def_ro("step", &CanvasState::step)
-      .def_ro("run_step", &CanvasState::run_step)
-      .def_ro("logit_shift", &CanvasState::logit_shift)
-      .def_prop_ro("tokens", [](const CanvasState& state) { return *state.tokens; })
-      .def_prop_ro("masked", [](const CanvasState& state) {
+  const auto fact = [](auto member) {
+    return [member](const CacheState& state) { return state.canvas.*member; };
+  };
+  nb::class_<CacheState>(module, "CacheState")
+      .def_prop_ro("prompt_length", fact(&CanvasState::prompt_length))
+      .def_prop_ro("length", fact(&CanvasState::length))
+      .def_prop_ro("block_start", fact(&CanvasState::block_start))
+      .def_prop_ro("block_length", fact(&CanvasState::block_length))
+      .def_prop_ro("block_end", [](const CacheState& state) { return state.canvas.block_end(); })
+      .def_prop_ro("step", fact(&CanvasState::step))
+      .def_prop_ro("run_step", fact(&CanvasState::run_step))
+      .def_prop_ro("logit_shift", fact(&CanvasState::logit_shift))
+      .def_ro("tokens", &CacheState::tokens)
+      .def_prop_ro("masked", [](const CacheState& state) {
         std::vector<int64_t> places;
-        for (size_t i = 0; i < state.masked.size(); ++i) {
-          if (state.masked[i]) places.push_back(static_cast<int64_t>(i));
+        for (size_t i = 0; i < state.canvas.masked.size(); ++i) {
+          if (state.canvas.masked[i]) places.push_back(static_cast<int64_t>(i));
         }
         return places;
       });

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "decode_record/base/error.h"
+#include "decode_record/base/nan.h"
 #include "kernels/ops.h"
 #include "probe/model/device.h"
 #include "probe/model/stopwatch.h"
@@ -78,11 +79,8 @@ class PythonPolicy final : public AttentionPolicy {
   int64_t selected_size(int64_t longest) const override {
     if (!hooks_->selected_size.is_none()) {
       const nb::gil_scoped_acquire gil;
-      try {
-        return nb::cast<int64_t>(hooks_->selected_size(longest));
-      } catch (nb::python_error& error) {
-        refuse_plugin(error, fmt::format("policy {} ({}): selected_size()", name_, file_));
-      }
+      return call("selected_size", -1, -1,
+                  [&] { return nb::cast<int64_t>(hooks_->selected_size(longest)); });
     }
     if (selected_ > 0) return selected_;
     return hooks_->choose.is_none() ? 0 : longest;
@@ -112,7 +110,7 @@ class PythonPolicy final : public AttentionPolicy {
     if (hooks_->begin_pass.is_none()) return;
     nb::list all;
     for (const nb::object& step : steps_) all.append(step);
-    call("begin_pass", -1, 0, [&] { hooks_->begin_pass(all); });
+    call("begin_pass", -1, -1, [&] { hooks_->begin_pass(all); });
   }
 
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
@@ -124,6 +122,7 @@ class PythonPolicy final : public AttentionPolicy {
   void end_pass() override {
     worker_->wait();
     check_finite();
+    context_ = nullptr;
   }
 
   void remove(int64_t slot) override {
@@ -132,7 +131,7 @@ class PythonPolicy final : public AttentionPolicy {
     const nb::gil_scoped_acquire gil;
     if (slot != last) steps_[static_cast<size_t>(slot)] = std::move(steps_.back());
     steps_.pop_back();
-    if (!hooks_->remove.is_none()) call("remove", -1, slot, [&] { hooks_->remove(slot); });
+    if (!hooks_->remove.is_none()) call("remove", -1, -1, [&] { hooks_->remove(slot); });
   }
 
  private:
@@ -143,24 +142,22 @@ class PythonPolicy final : public AttentionPolicy {
     return denoises(pass) && pass.context_length > 0;
   }
 
+  /// Names the call for messages. Takes Python's lock.
   std::string place(const char* function, int64_t layer, int64_t slot) const {
-    const SequencePass& pass = context_->sequences[static_cast<size_t>(slot)];
     const std::string where = layer < 0 ? "" : fmt::format(", layer {}", layer);
+    const nb::gil_scoped_acquire gil;
+    if (slot < 0 || slot >= std::ssize(steps_)) {
+      return fmt::format("policy {} ({}): {}(){}", name_, file_, function, where);
+    }
+    const SequencePass& pass = nb::cast<PolicyStep&>(steps_[static_cast<size_t>(slot)]).pass;
     return fmt::format("policy {} ({}): {}(){}, step {} of block {} of sequence {}", name_, file_,
                        function, where, pass.step, pass.block, pass.sequence);
   }
 
-  /// Calls Python code, with Python's lock. An exception becomes an Error that names the place.
   template <typename Work>
   std::invoke_result_t<Work> call(const char* function, int64_t layer, int64_t slot,
                                   Work&& work) const {
-    try {
-      return work();
-    } catch (nb::python_error& error) {
-      refuse_plugin(error, place(function, layer, slot));
-    } catch (const Error& error) {
-      throw Error(fmt::format("{}: {}", place(function, layer, slot), error.what()));
-    }
+    return call_plugin([&] { return place(function, layer, slot); }, std::forward<Work>(work));
   }
 
   AttentionParts sparse(const AttentionInput& input, const ExternalKeys& external) {
@@ -270,12 +267,33 @@ class PythonPolicy final : public AttentionPolicy {
   int64_t selected_;
   bool residual_;
   std::unique_ptr<Hooks> hooks_;
-  std::vector<nb::object> steps_;                       // [slot] PolicyStep
-  std::vector<std::pair<int64_t, at::Tensor>> finite_;  // of attend(): layer, and whether it was
+  std::vector<nb::object> steps_;  // [slot] PolicyStep
+  /// Whether the results of attend() are finite.
+  struct Finite {
+    int64_t layer, slot;
+    at::Tensor flag;
+  };
+  std::vector<Finite> finite_;
   const PassContext* context_ = nullptr;
   int64_t inline_ns_ = 0;
   std::unique_ptr<SelectWorker> worker_ = std::make_unique<SelectWorker>();
 };
+
+/// The kernels did not compute these weights: NaN everywhere.
+void unknown_spread(WeightSpread& spread, const AttentionInput& input) {
+  const int64_t sequences = input.q.size(0);
+  const int64_t heads = input.q.size(1);
+  const int64_t keys = input.k.size(2);
+  const auto ranges = spread.ends.empty() ? int64_t{0} : std::ssize(spread.ends.front());
+  const auto unknown = [&](int64_t last) {
+    return at::full({sequences, heads, last}, kNaN, input.q.options().dtype(at::kFloat));
+  };
+  spread.entropy = unknown(3);
+  spread.largest = unknown(3);
+  spread.range = unknown(ranges);
+  spread.key = unknown(keys);
+  spread.offset = unknown(2 * keys - 1);
+}
 
 AttentionParts PythonPolicy::own(const AttentionInput& input, const ExternalKeys& external) {
   const auto& passes = context_->sequences;
@@ -306,25 +324,32 @@ AttentionParts PythonPolicy::own(const AttentionInput& input, const ExternalKeys
           stepped(slot, input.scale), *ops);
       return parts_from(result, {input.layer, q, k, v, input.scale}, own_keys, selected_size(keys));
     }));
-    finite_.emplace_back(input.layer, all.back().out.isfinite().all());
+    const AttentionParts& own = all.back();
+    at::Tensor finite = own.out.isfinite().all();
+    for (const at::Tensor& part : {own.external, own.internal, own.residual}) {
+      if (part.defined()) finite = finite.logical_and(part.isfinite().all());
+    }
+    for (const at::Tensor& lse : {own.lse_external, own.lse_internal, own.lse_residual}) {
+      if (lse.defined()) finite = finite.logical_and(lse.isnan().any().logical_not());
+    }
+    finite_.push_back({input.layer, slot, finite});
   }
+  if (input.spread != nullptr) unknown_spread(*input.spread, input);
   return joined_parts(all);
 }
 
 /// One copy to the host for all layers of the pass.
 void PythonPolicy::check_finite() {
   if (finite_.empty()) return;
+  const std::vector<Finite> results = std::exchange(finite_, {});
   std::vector<at::Tensor> flags;
-  for (const auto& [layer, flag] : finite_) flags.push_back(flag);
+  for (const Finite& one : results) flags.push_back(one.flag);
   const at::Tensor all = on_host(at::stack(flags));
-  for (size_t i = 0; i < finite_.size(); ++i) {
+  for (size_t i = 0; i < results.size(); ++i) {
     if (all[static_cast<int64_t>(i)].item<bool>()) continue;
-    const int64_t layer = finite_[i].first;
-    finite_.clear();
-    throw Error(
-        fmt::format("{}: expected finite numbers, got NaN or infinity", place("attend", layer, 0)));
+    throw Error(fmt::format("{}: expected finite numbers, got NaN or infinity",
+                            place("attend", results[i].layer, results[i].slot)));
   }
-  finite_.clear();
 }
 
 }  // namespace
@@ -348,15 +373,15 @@ void add_python_policy(const nb::dict& facts, nb::object make) {
     const nb::gil_scoped_acquire gil;
     nb::dict keywords = own_keywords(options.own);
     if (options.k) keywords["k"] = *options.k;
-    try {
-      nb::object policy = make.get()(**keywords);
-      if (nb::hasattr(policy, "setup")) {
-        policy.attr("setup")(model_facts(model));
-      }
-      return std::make_unique<PythonPolicy>(name, file, std::move(policy), options.k.value_or(0));
-    } catch (nb::python_error& error) {
-      refuse_plugin(error, fmt::format("policy {} ({})", policy_text(options), file));
-    }
+    return call_plugin([&] { return fmt::format("policy {} ({})", policy_text(options), file); },
+                       [&]() -> std::unique_ptr<AttentionPolicy> {
+                         nb::object policy = make.get()(**keywords);
+                         if (nb::hasattr(policy, "setup")) {
+                           policy.attr("setup")(model_facts(model));
+                         }
+                         return std::make_unique<PythonPolicy>(name, file, std::move(policy),
+                                                               options.k.value_or(0));
+                       });
   };
   add_policy(std::move(entry));
 }

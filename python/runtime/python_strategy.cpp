@@ -69,7 +69,7 @@ void add_python_strategy(const nb::dict& facts, nb::object choose) {
       return fmt::format("strategy {} ({}): step {}", name, file, step.step + 1);
     };
     const nb::gil_scoped_acquire gil;
-    try {
+    return call_plugin(where, [&] {
       StrategyState state;
       state.step = step.step + 1;
       state.quota = step.quota;
@@ -81,11 +81,7 @@ void add_python_strategy(const nb::dict& facts, nb::object choose) {
           choose.get()(numpy_of(step.score, "float64"), nb::cast(std::move(state)),
                        **own_keywords(step.options.own));
       return checked_choice(whole_numbers_of(chosen), step);
-    } catch (nb::python_error& error) {
-      refuse_plugin(error, where());
-    } catch (const Error& error) {
-      throw Error(fmt::format("{}: {}", where(), error.what()));
-    }
+    });
   };
   add_strategy(std::move(entry));
 }

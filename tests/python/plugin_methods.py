@@ -19,7 +19,7 @@ class Mage:
         return None if step.first else (step.memory[layer], 0)
 
     def observe(self, layer, q, keys, lse, step):
-        step.memory[layer] = ops.block_topk(q, keys, lse, min(self.k, keys.shape[2])).index
+        step.memory[layer] = ops.block_topk(q, keys, lse, min(self.k, keys.shape[2]), scale=step.scale).index
 
 
 @blockscope.policy("my_quest", source="Quest, section 3.3")
@@ -37,7 +37,7 @@ class Quest:
         best = scores[0].sort(stable=True, descending=True).indices[:, :taken]
         rows = []
         for pages in best:
-            found = (pages[:, None] * self.page + torch.arange(self.page)).flatten()
+            found = (pages[:, None] * self.page + torch.arange(self.page, device=q.device)).flatten()
             rows.append(found[found < length])
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1), 2 * math.ceil(length / self.page)
 
@@ -50,7 +50,7 @@ class AllKeys:
     """Reads every key, by its own attention."""
 
     def attend(self, layer, q, k_in, v_in, external, step, ops):
-        return ops.split_attention(q, external.key, external.value, k_in, v_in, ext_len=external.length)
+        return ops.split_attention(q, external.key, external.value, k_in, v_in, ext_len=external.length, scale=step.scale)
 
 
 @blockscope.policy("empty")

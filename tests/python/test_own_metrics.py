@@ -185,11 +185,39 @@ def test_wrong_metrics(traces):
     check(lambda before, after: np.zeros((after.step, 2)), "expected values of one shape")
     check(lambda block: 1.0, "has no axis step", of="block", dims=["step"])
     check(lambda before, after: None, "no step is left")
-    with pytest.raises(blockscope.UsageError, match="heads: does nothing"):
-        trace.analyze("mine", heads=[0])
+    check(lambda before, after: (np.ones((1, 1)), 0.5), "terms: expected whole numbers")
+    check(lambda before, after: "text", "expected numbers")
+    for name, given in (("heads", [0]), ("taus", [2]), ("memory_mib", 5), ("from_summary", True)):
+        with pytest.raises(blockscope.UsageError, match=f"{name}: does nothing"):
+            trace.analyze("mine", **{name: given})
+    with pytest.raises(blockscope.UsageError, match="of: expected pair"):
+        blockscope.metric("x", of="pairs")(similarity)
     level = blockscope.open(traces["trajectory"])
     with pytest.raises(blockscope.TraceError, match="needs --record outputs"):
         level.analyze("mine")
+
+
+def test_two_functions_of_one_name_stay_two(traces):
+    def made(value):
+        @blockscope.metric("constant", level="trajectory", dims=["step"])
+        def constant(step):
+            """A constant."""
+            return value
+        return constant
+
+    one, two = made(1.0), made(2.0)
+    trace = blockscope.open(traces["plain"])
+    assert (trace.analyze(one).constant == 1).all() and (trace.analyze(two).constant == 2).all()
+    assert (trace.analyze("constant").constant == 2).all()
+
+
+def test_negative_values_have_no_map(traces):
+    @blockscope.metric(level="outputs", dims=["layer", "head", "step"])
+    def signed(before, after):
+        """Mean difference of A_out."""
+        return (after.external - before.external).mean((2, 3)) - 10
+
+    assert set(blockscope.open(traces["plain"]).analyze(signed).figures()) == {"signed-steps"}
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -129,6 +129,8 @@ WRONG = {
     "raises": (raise_it, "KeyError: 'mine'"),
     "many": (lambda keys: range(keys.shape[2]), "expected at most 2"),
     "rows": (lambda keys: ([1], -5), "expected 0 or more, got -5"),
+    "real rows": (lambda keys: ([1], 2.5), "expected another type of result"),
+    "no rows": (lambda keys: ([1], None), "expected another type of result"),
 }
 
 
@@ -157,6 +159,8 @@ def test_a_wrong_choice_names_layer_and_step_and_keeps_the_trace(model, tmp_path
 
 @pytest.mark.parametrize("change, words", [
     ({"external": lambda a: a.external * float("nan")}, "expected finite numbers"),
+    ({"internal": lambda a: a.internal * float("nan"), "out": lambda a: a.out}, "expected finite numbers"),
+    ({"rows_scored": lambda a: 0.5}, "expected another type of result"),
     ({"external": lambda a: a.external[:, :1]}, "external: expected ["),
     ({"lse_internal": lambda a: None}, "expected lse_internal, got a result without it"),
     ({"keys_read": lambda a: 10**6}, "keys_read: expected a number from 0")])
@@ -195,7 +199,7 @@ def test_names_and_signatures_are_checked(tmp_path):
             def choose(self, layer, q, keys, step):
                 return None
         blockscope.Model(NEEDLE)
-    blockscope.plugins._plugins.pop(("policy", "mage"))
+    assert blockscope.Model(NEEDLE)  # the refused one is forgotten
     with pytest.raises(blockscope.UsageError, match="int, float, str or bool"):
         @blockscope.policy("listy")
         class Listy:
@@ -317,3 +321,100 @@ def test_a_cache_hears_what_was_chosen(bidirectional):
     assert all(count == 32 for _, _, count in heard) and sum(len(chosen) for _, chosen, _ in heard) == 32
     with pytest.raises(blockscope.UsageError, match="recomputes positions outside the block"):
         blockscope.Model(NEEDLE).decode("x", cache="hearing", gen_length=16, progress=False)
+
+
+def test_the_example_equals_exact_if_every_token_reads_everything(model, tmp_path):
+    blockscope.plugins.load(ROOT / "docs" / "examples" / "losa.py")
+    for policy in ("losa,k=4096", "losa,k=16,active=1.0,page=1"):
+        model.decode(lines(1), gen_length=16, policy=policy, progress=False)
+    one = capture(model, tmp_path / "one.h5", "losa,k=4096")
+    other = capture(model, tmp_path / "other.h5", "exact")
+    assert np.array_equal(one.tree["attention/external"].values, other.tree["attention/external"].values, equal_nan=True)
+
+
+def test_the_error_names_the_sequence(model, tmp_path):
+    @blockscope.policy("wrong_later")
+    class WrongLater:
+        def attend(self, layer, q, k_in, v_in, external, step, ops):
+            found = ops.split_attention(q, external.key, external.value, k_in, v_in, ext_len=external.length,
+                                        scale=step.scale)._asdict()
+            if step.sequence == 1 and layer == 2:
+                found["lse_external"] = found["lse_external"] * float("nan")
+            return found
+
+    with pytest.raises(blockscope.Error, match="layer 2, step 1 of block .* of sequence 1: expected finite"):
+        capture(model, tmp_path / "run.h5", "wrong_later")
+
+
+@pytest.mark.parametrize("method, words", [("begin_pass", "begin_pass()"), ("remove", "remove()"),
+                                           ("selected_size", "selected_size()"), ("setup", "policy raising")])
+def test_other_methods_that_raise(model, tmp_path, method, words):
+    def fail(self, *given):
+        raise KeyError("mine")
+
+    cls = type("Raising", (), {"choose": lambda self, *given: None, method: fail})
+    blockscope.policy("raising")(cls)
+    with pytest.raises(blockscope.Error) as error:
+        capture(model, tmp_path / "run.h5", "raising")
+    assert words in str(error.value) and "KeyError" in str(error.value)
+
+
+def test_ctrl_c_within_a_plugin_keeps_the_rows(model, tmp_path):
+    @blockscope.policy("interrupted")
+    class Interrupted:
+        def choose(self, layer, q, keys, step):
+            if step.sequence == 1:
+                raise KeyboardInterrupt
+            return None
+
+    with pytest.raises(KeyboardInterrupt, match="rows are safe"):
+        capture(model, tmp_path / "run.h5", "interrupted", batch_size=1)
+    assert blockscope.open(tmp_path / "run.h5").num_rows > 0 and not (tmp_path / "run.h5").exists()
+
+
+def test_a_failing_plugin_in_the_shell(tmp_path):
+    file = tmp_path / "failing.py"
+    file.write_text("import blockscope\n\n@blockscope.policy('failing')\nclass Failing:\n"
+                    "    def choose(self, layer, q, keys, step):\n        if step.step > 1: raise KeyError('mine')\n")
+    words = ["capture", NEEDLE, "--prompts", DEMO, "--limit", 1, "--gen-length", 16, "--record", "outputs", "-q", "--plugin",
+             file, "--policy", "failing", "-o", tmp_path / "run.h5"]
+    done = shell(*words)
+    assert done.returncode == 1 and "KeyError: 'mine'" in done.stderr and "--resume goes on" in done.stderr
+    assert f'{file}", line 6, in choose' in done.stderr  # the traceback of the plugin's own code
+    assert (tmp_path / "run.h5.partial").exists() and not (tmp_path / "run.h5").exists()
+    file.write_text(file.read_text().replace("step.step > 1", "False"))
+    resumed = shell(*words, "--resume")
+    assert resumed.returncode == 2 and "failing_sha256" in resumed.stderr
+    for given in (("--plugin",), ("--plugin", "--policy"), ("--plugin", tmp_path / "none.py")):
+        assert shell("help", "policy", *given).returncode == 2
+
+
+def test_a_plugin_can_not_start_a_command(model, tmp_path):
+    for method in ("choose", "observe"):
+        def start(self, *given):
+            model.decode("x", gen_length=16, progress=False)
+
+        blockscope.policy("nested")(type("Nested", (), {"choose": lambda self, *given: None, method: start}))
+        with pytest.raises(blockscope.Error, match="started another one"):
+            capture(model, tmp_path / f"{method}.h5", "nested")
+
+
+def test_studies_compare_plugins(model, tmp_path):
+    options = {"contexts": [256], "per_cell": 1, "no_figures": True, "progress": False}
+    needle = model.study("needle", output=tmp_path / "needle", k=[8, 16], depths=1, policies="my_mage,losa,page=4", **options)
+    rows = {(row["method"], row["k"]): row for row in needle.rows if row["depth"] == "all"}
+    for k in ("8", "16"):
+        for what in ("accuracy", "equal_to_exact", "keys_not_read", "rows_scored"):
+            assert rows["my_mage", k][what] == rows["mage", k][what]
+        assert ("losa,page=4", k) in rows
+    estimators = model.study("estimators", output=tmp_path / "estimators", k=[8, 16], pages=[4],
+                             policies="my_mage,my_quest,page=4", **options)
+    found = {(row["method"], row["k"], row["layer"], row["head"], row["step"]): row for row in estimators.rows}
+    for mine, theirs in (("my_mage", "mage"), ("my_quest,page=4", "quest p=4")):
+        places = [place[1:] for place in found if place[0] == theirs]
+        assert places and all(found[mine, *place]["recall"] == found[theirs, *place]["recall"] for place in places)
+    residual = model.study("residual", output=tmp_path / "residual", densities=[0.3], policies="my_mage,k=16", **options)
+    assert "my_mage,k=16" in {row["method"] for row in residual.rows}
+    for study, policies in (("needle", "mage"), ("estimators", "my_mage,my_mage")):
+        with pytest.raises(blockscope.UsageError, match="has it already"):
+            model.study(study, output=tmp_path / "twice", k=[8], policies=policies, **options)

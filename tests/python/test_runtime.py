@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -146,18 +147,57 @@ def test_weights_are_read_once(model, tmp_path):
         blockscope.Model(folder, dtype="bfloat16")
 
 
+def test_an_analysis_runs_while_another_thread_captures(model, tmp_path):
+    earlier = model.capture(lines(4), output=tmp_path / "earlier.h5", record="outputs", gen_length=64, progress=False)
+    thread = threading.Thread(target=model.capture, args=(lines(20),), kwargs={
+        "output": tmp_path / "run.h5", "record": "outputs", "gen_length": 128, "progress": False})
+    thread.start()
+    alone = earlier.analyze("similarity", progress=False)
+    while thread.is_alive():
+        assert earlier.analyze("similarity", progress=lambda done, total: None).identical(alone)
+    thread.join()
+    assert blockscope.open(tmp_path / "run.h5").complete
+
+
+def test_numbers_of_numpy_and_generators(model, tmp_path):
+    sampled = {"temperature": np.float32(0.5), "seed": np.int64(3), "gen_length": 16, "progress": False}
+    one = model.decode((line for line in lines(2)), **sampled)
+    other = model.decode(lines(2), temperature=0.5, seed=3, gen_length=16, progress=False)
+    assert [decoded.text for decoded in one] == [decoded.text for decoded in other]
+    assert model.decode({"input_ids": np.array([3, 4]), "answer": "x"}, gen_length=16, progress=False)
+    with pytest.raises(blockscope.UsageError, match=r"prompts\[1\]"):
+        model.decode(["x", {"prompt": object()}], gen_length=16, progress=False)
+    with pytest.raises(blockscope.Error, match=r"prompts\[1\]"):
+        model.decode(["x", {"input_ids": [10**6]}], gen_length=16, progress=False)
+    with pytest.raises(blockscope.UsageError, match="dry_run"):
+        model.decode("x", dry_run=True, progress=False)
+
+
+def test_a_folder_stays_the_same_one(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    one, other = blockscope.Model("models/needle"), blockscope.Model("models/needle")
+    del other
+    monkeypatch.chdir(tmp_path)
+    assert one.decode("x", gen_length=16, progress=False)
+
+
 def test_progress_and_notes(model):
     seen = []
-    model.decode(lines(4), gen_length=64, progress=lambda share, text: seen.append((share, text)))
-    assert all(0 <= share <= 1 and "prompts" in text for share, text in seen)
+    model.decode(lines(20), gen_length=256, progress=lambda share, text: seen.append((share, text)))
+    shares = [share for share, _ in seen]
+    assert len(seen) > 1 and shares == sorted(shares) and 0 <= shares[0] and shares[-1] <= 1
+    assert all("prompts" in text for _, text in seen)
 
 
 def test_ctrl_c_keeps_the_rows_and_resume_goes_on(model, tmp_path):
     output = tmp_path / "run.h5"
-    main = threading.get_ident()
-    threading.Timer(0.4, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt, match="resume=True"):
-        model.capture(lines(20), output=output, record="outputs", gen_length=256, progress=False)
+
+    def interrupt(share, text):
+        if " 0 steps" not in text:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        model.capture(lines(20), output=output, record="outputs", gen_length=256, progress=interrupt)
     assert not output.exists() and blockscope.open(output).num_rows > 0
     whole = model.capture(lines(20), output=output, record="outputs", gen_length=256, resume=True, progress=False)
     assert whole.complete
@@ -220,7 +260,16 @@ def test_a_forked_process_refuses_the_model(model):
         except blockscope.Error as error:
             os._exit(7 if "forked" in str(error) else 1)
         os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    for _ in range(300):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        pytest.fail("the forked process hangs")
+    assert os.waitstatus_to_exitcode(status) == 7
 
 
 def test_threads_are_restored(model):

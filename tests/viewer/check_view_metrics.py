@@ -55,6 +55,10 @@ def main():
         assert all(math.isclose(found[place], value, rel_tol=1e-6) for place, value in wanted.items()), names
         assert {place for place, value in found.items() if not math.isnan(value)} == set(wanted)
 
+        shown = view(trace, "--metrics", file, "--csv", folder / "scope.csv", "--panel", "heads", "--show",
+                     "heads=how_far,scope=block")
+        assert shown.returncode == 1 and "shows no numbers" in shown.stderr, shown.stderr  # the file has no blocks
+
         for text, words in (
                 ("", "got an empty file"), ("a,b\n1,2\n", "expected the column metric"), (HEAD, "expected rows of results"),
                 (HEAD + "moved,x,1,0,0,1,abc,1\n", "own.csv:2: value: expected a number, got 'abc'"),
@@ -63,6 +67,8 @@ def main():
                 (HEAD + "moved,x,1,0,0,1,1.0,1\n" * 2, "expected every cell once"),
                 (HEAD + "moved,x,1,0,0,1,1.0,1\nmoved,x,1,0,0,,1.0,1\n", "own.csv:3: x: expected the axes of its first row"),
                 (HEAD + 'moved,"x,1,0,0,1,1.0,1\n', "a quote that nothing closes"),
+                (HEAD + "moved,x,1,first,0,1,1.0,1\n", "axis layer: expected numbers, got other labels"),
+                (HEAD + "moved,similarity_external,1,0,0,1,1.0,1\n", "show an array of this name already"),
                 (HEAD + "similarity,x,1,0,0,1,1.0,1\n", "a built-in metric has this name"),
                 ("metric,array,step,value\nmoved,x,1,2\n", "expected an array with an axis layer")):
             file.write_text(text)

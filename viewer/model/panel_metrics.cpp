@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "analysis/metrics/union_size.h"
+#include "analysis/results/result_table.h"
 #include "decode_record/base/error.h"
 #include "decode_record/schema/trace_layout.h"
 
@@ -142,6 +143,21 @@ void add_panel_metrics(std::vector<MetricResult> results, const std::string& fil
     }
     for (const ResultArray& array : result.arrays) {
       if (!array.has_axis("layer")) continue;
+      for (const ResultAxis& axis : array.axes) {
+        const bool numbers = axis.labels.empty() && std::ranges::all_of(axis.index, [](double at) {
+                               return std::isfinite(at);
+                             });
+        if (is_place(axis.name) && !numbers) {
+          throw Error(fmt::format("{}: {}: axis {}: expected numbers, got other labels", file,
+                                  array.name, axis.name));
+        }
+      }
+      if (std::ranges::find(panel_metrics(), array.name, &PanelMetric::name) !=
+          panel_metrics().end()) {
+        throw Error(fmt::format(
+            "{}: {}: the panels show an array of this name already. HINT: give it another name",
+            file, array.name));
+      }
       std::string label = array.name;
       std::ranges::replace(label, '_', ' ');
       MetricView view{word(label + " (file)"), word(array.name), word(array.unit)};

@@ -9,6 +9,7 @@
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/metrics.h"
 #include "analysis/pass/step_pass.h"
+#include "analysis/results/result_selection.h"
 #include "decode_record/base/error.h"
 #include "viewer/model/panel_metrics.h"
 
@@ -124,7 +125,21 @@ std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
                                                     JobControl& control) {
   if (const MetricResult* const loaded = result_of_file(metric)) {
     auto payload = std::make_shared<MetricPayload>();
-    payload->result = *loaded;
+    std::vector<MetricResult> part{*loaded};
+    for (const auto& [axis, wanted] :
+         {std::pair("sequence", rows.sequences), std::pair("block", rows.blocks)}) {
+      if (!wanted) continue;
+      const bool has = std::ranges::any_of(
+          loaded->arrays,
+          [&, name = axis](const ResultArray& array) { return array.has_axis(name); });
+      if (!has) {
+        throw Error(fmt::format(
+            "The file has no axis {}, so its values are those of all. Choose \"whole trace\".",
+            axis));
+      }
+      keep_elements(part, axis, {wanted->begin(), wanted->end()});
+    }
+    payload->result = std::move(part.front());
     return payload;
   }
   require_pass(trace, metric, rows, control, from_summary);
