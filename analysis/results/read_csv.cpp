@@ -22,9 +22,7 @@ constexpr std::size_t kMostCells = std::size_t{1} << 26U;
 /// Records of RFC 4180, one after the other.
 class CsvRecords {
  public:
-  explicit CsvRecords(const std::string& path) : path_(path), in_(path, std::ios::binary) {
-    if (!in_) throw Error(fmt::format("{}: can't be opened. HINT: name a file of results", path));
-  }
+  CsvRecords(std::istream& in, std::string path) : path_(std::move(path)), in_(in) {}
 
   /// The fields of the next record; nullopt at the end of the file.
   std::optional<std::vector<std::string>> next() {
@@ -65,7 +63,7 @@ class CsvRecords {
 
  private:
   std::string path_;
-  std::ifstream in_;
+  std::istream& in_;
   std::size_t line_ = 0;
 };
 
@@ -100,7 +98,7 @@ ResultAxis axis_of(const std::string& name, const std::vector<std::string>& labe
     if (!seen.insert(label).second) continue;
     axis.labels.push_back(label);
     const auto value = number_of<double>(label);
-    numbers = numbers && value.has_value();
+    numbers = numbers && value.has_value() && std::isfinite(*value);
     axis.index.push_back(value.value_or(0.0));
   }
   if (!numbers) {
@@ -164,7 +162,13 @@ ResultArray array_of(const Rows& rows, const std::vector<std::string>& axes,
 }  // namespace
 
 std::vector<MetricResult> read_results_csv(const std::string& path) {
-  CsvRecords records(path);
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw Error(fmt::format("{}: can't be opened. HINT: name a file of results", path));
+  return parse_results_csv(in, path);
+}
+
+std::vector<MetricResult> parse_results_csv(std::istream& in, const std::string& path) {
+  CsvRecords records(in, path);
   const auto header = records.next();
   if (!header) records.refuse("expected a header, got an empty file");
   const auto column = [&](const std::string& name) -> std::optional<std::size_t> {
@@ -185,6 +189,9 @@ std::vector<MetricResult> read_results_csv(const std::string& path) {
   for (std::size_t i = 0; i < header->size(); ++i) {
     const std::string& name = (*header)[i];
     if (std::set<std::string>{"metric", "array", "value", "unit", "terms"}.contains(name)) continue;
+    if (std::ranges::find(axes, name) != axes.end()) {
+      records.refuse(fmt::format("expected every column once, got {} twice", name));
+    }
     axis_columns.push_back(i);
     axes.push_back(name);
   }

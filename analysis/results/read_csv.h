@@ -3,6 +3,7 @@
 // axis. An array has the axes whose columns are filled in its rows.
 #pragma once
 
+#include <istream>
 #include <string>
 #include <vector>
 
@@ -14,5 +15,7 @@ namespace blockscope {
 /// Throws Error with file and line: a missing column, another number of fields, a value that is no
 /// number, a cell that occurs twice, more than 2^26 cells.
 std::vector<MetricResult> read_results_csv(const std::string& path);
+/// The same of a stream; `path` names it in messages.
+std::vector<MetricResult> parse_results_csv(std::istream& in, const std::string& path);
 
 }  // namespace blockscope
