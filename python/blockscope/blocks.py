@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 _DENOISE = 1  # values of /steps/kind
+_SMALL = 1 << 18  # bytes of a row; smaller ones cost less together
 _TYPES = {"u8": np.uint8, "i32": np.int32, "i64": np.int64, "f32": np.float32}
 # Groups whose datasets have short names; the first one with a name has it.
 _GROUPS = ("attention", "query", "hidden", "kv", "sets", "prediction", "spread", "summary", "steps", "shadow")
@@ -23,7 +24,7 @@ _COLUMNS = ("sequence", "block", "step", "kind", "recorded")
 
 
 class Step:
-    """One denoising step of a block. An array is read when it is used first, for the whole block at once.
+    """One denoising step of a block. An array is read when it is used first; small ones for the whole block at once.
 
     ``step.external`` is the array ``/attention/external`` of this step, as NumPy: [layer, head, position, channel].
     ``step["shadow/external"]`` takes the name with its group, ``step.array("external")`` gives an xarray.DataArray with
@@ -32,6 +33,7 @@ class Step:
 
     def __init__(self, block: Block, place: int) -> None:
         self._block, self._place = block, place
+        self._large: dict[str, np.ndarray] = {}  # arrays of this step alone
         self.row = int(block.rows[place])
         self.step = int(block.numbers[place])
 
@@ -41,8 +43,19 @@ class Step:
         return list(self._block._arrays)
 
     def __getitem__(self, name: str) -> Any:
-        values = self._block[name][self._place]
+        values = self._values(name)
         return values if values.ndim else values.item()
+
+    def _values(self, name: str) -> np.ndarray:
+        about = self._block._about(name)
+        path = about["path"]
+        if path in self._large:
+            return self._large[path]
+        small = np.prod(about["shape"][1:], dtype=np.int64) * 4 < _SMALL
+        if small or path in self._block._read:
+            return self._block[name][self._place]  # type: ignore[no-any-return]
+        self._large[path] = self._block._rows_of(about, self._block.rows[self._place:self._place + 1])[0]
+        return self._large[path]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -59,7 +72,7 @@ class Step:
         about = self._block._about(name)
         dims = about["axes"][1:]
         coords = {dim: self._block._coordinates[dim] for dim in dims if dim in self._block._coordinates}
-        return xr.DataArray(self._block[name][self._place], dims=dims, coords=coords, name=about["path"].rpartition("/")[2])
+        return xr.DataArray(self._values(name), dims=dims, coords=coords, name=about["path"].rpartition("/")[2])
 
     def __repr__(self) -> str:
         return f"<blockscope.Step {self.step} of block {self._block.index}, sequence {self._block.sequence}>"
@@ -88,10 +101,11 @@ class Block:
 
     def pairs(self) -> Iterator[tuple[Step, Step]]:
         """Each step with the one before it. A step after a gap in the recording has none."""
-        steps = self.steps
-        for before, after in zip(steps, steps[1:]):
-            if after.step == before.step + 1:
+        before: Step | None = None
+        for after in self:
+            if before is not None and after.step == before.step + 1:
                 yield before, after
+            before = after
 
     def _about(self, name: str) -> dict[str, Any]:
         path = name.strip("/")
@@ -105,10 +119,10 @@ class Block:
         about = self._about(name)
         path = about["path"]
         if path not in self._read:
-            self._read[path] = self._rows_of(about)
+            self._read[path] = self._rows_of(about, self.rows)
         return self._read[path]
 
-    def _rows_of(self, about: dict[str, Any]) -> np.ndarray:
+    def _rows_of(self, about: dict[str, Any], rows: np.ndarray) -> np.ndarray:
         shape, dtype = about["shape"], np.dtype(_TYPES[about["type"]])
         picked = self._layers is not None and "layer" in about["axes"]
         start, count = [0] * (len(shape) - 1), list(shape[1:])
@@ -116,18 +130,19 @@ class Block:
             axis = about["axes"].index("layer") - 1
             start[axis] = int(self._layers.min())  # type: ignore[union-attr]
             count[axis] = int(self._layers.max()) - start[axis] + 1  # type: ignore[union-attr]
-        values = np.empty((len(self.rows), *count), dtype)
-        ends = np.flatnonzero(np.diff(self.rows) != 1) + 1  # runs of consecutive rows
-        for first, end in zip([0, *ends], [*ends, len(self.rows)]):
+        values = np.empty((len(rows), *count), dtype)
+        ends = np.flatnonzero(np.diff(rows) != 1) + 1  # runs of consecutive rows
+        for first, end in zip([0, *ends], [*ends, len(rows)]):
             part = values[first:end]
             if part.size:
-                self._trace.read(about["path"], [int(self.rows[first]), *start], list(part.shape), part)
+                self._trace.read(about["path"], [int(rows[first]), *start], list(part.shape), part)
         if picked and len(self._layers) != count[axis]:  # type: ignore[arg-type]
             values = values.take(self._layers - start[axis], axis=axis + 1)  # type: ignore[operator]
         return values
 
     def __iter__(self) -> Iterator[Step]:
-        return iter(self.steps)
+        # One after the other, so that the arrays of a step can be freed before the next ones are read.
+        return (Step(self, place) for place in range(len(self.rows)))
 
     def __len__(self) -> int:
         return len(self.rows)

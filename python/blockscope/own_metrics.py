@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import os
 import re
@@ -206,6 +207,14 @@ class _Run:
                 except UsageError as error:
                     raise UsageError(f"metric {self.metric.name}: {name}: {error}") from None
 
+    def check_dims(self, coordinates: Mapping[str, Any]) -> None:
+        """The axes of the model have the sizes of the trace's; another name must not be close to one of them."""
+        for dim in self.own:
+            near = difflib.get_close_matches(dim, [*coordinates, *_PLACES, "block_position"], 1, 0.7)
+            if near and dim not in (*coordinates, *_PLACES, "block_position"):
+                raise UsageError(f"metric {self.metric.name}: dims: {dim}: expected {near[0]}, or a name that is not close to "
+                                 "one of the trace's axes")
+
     def variables(self, coordinates: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The means and their terms, and the coordinates."""
         import numpy as np
@@ -283,6 +292,7 @@ def _one(path: bytes, metric: Metric, choices: Mapping[str, Any], threads: int, 
                 run.add(results)
                 done += sum(len(block) for block in ([unit] if isinstance(unit, Block) else unit))
                 update(done, trace.num_rows)
+        run.check_dims(coordinates)
         variables, coords = run.variables(coordinates)
         if not variables:
             raise UsageError(f"metric {metric.name}: {os.fsdecode(path)}: no step is left to compute it from")

@@ -19,6 +19,7 @@ line: ``--plugin newest.py --policy newest,k=32``. docs/python.md is the guide.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import importlib.util
 import inspect
@@ -123,6 +124,25 @@ def _register(kind: str, name: str, thing: Any, source: str, skip: int = 0) -> N
     _passed.discard((kind, name))
 
 
+_METHODS = {"choose": 4, "observe": 5, "attend": 7, "begin_pass": 1, "observes": 2, "remove": 1, "selected_size": 1, "setup": 1}
+
+
+def _check_methods(name: str, cls: type) -> None:
+    """Refuses a method with a name close to one of a policy, and one that can't take its arguments."""
+    for own, method in vars(cls).items():
+        if own.startswith("_") or not inspect.isfunction(method):
+            continue
+        near = difflib.get_close_matches(own, _METHODS, 1, 0.8)
+        if own not in _METHODS and near:
+            raise UsageError(f"policy {name}: {own}(): expected {near[0]}(), which the runtime calls. HINT: rename it, or "
+                             "begin its name with _")
+        if own in _METHODS:
+            try:
+                inspect.signature(method).bind(None, *range(_METHODS[own]))
+            except TypeError as error:
+                raise UsageError(f"policy {name}: {own}(): expected {_METHODS[own]} arguments after self: {error}") from None
+
+
 def policy(name: str, *, source: str = "a plugin") -> Callable[[Class], Class]:
     """Makes a class an attention policy of the runtime, under a name.
 
@@ -136,7 +156,8 @@ def policy(name: str, *, source: str = "a plugin") -> Callable[[Class], Class]:
     - It returns None (every key), or positions: [KV heads, k], [1, KV heads, k], or [k] for all KV heads. -1 pads.
       ``(positions, rows)`` also says how many key rows each KV head read to choose them; without it, all N count.
     - If the class has an ``observe(layer, q, keys, lse, step)``, the runtime calls it after a step that read every key,
-      with the log-sum-exp over the prefix, [1, query heads, positions]. On a CPU it runs in parallel with the layer.
+      with the log-sum-exp over the prefix, [1, query heads, positions]. On a CPU it runs in parallel with the layer. It
+      counts as a read of all N rows. ``observes(layer, step)`` may return False: then it is not called and nothing counts.
 
     ``attend(layer, q, k_in, v_in, external, step, ops)`` computes the attention itself. It returns an object or a dict
     with ``external``, ``lse_external``, ``internal`` and ``lse_internal``, such as ``ops.split_attention`` returns.
@@ -157,6 +178,7 @@ def policy(name: str, *, source: str = "a plugin") -> Callable[[Class], Class]:
     """
 
     def register(cls: Class) -> Class:
+        _check_methods(name, cls)
         _register("policy", name, cls, source)
         return cls
 

@@ -376,7 +376,13 @@ class Model:
 
         with tempfile.TemporaryDirectory(prefix="blockscope-") as folder, _prompt_file(prompts) as words:
             path = os.path.join(folder, "run.h5")
-            self._call("capture", [*words, f"--output={path}", "--quiet"], {"record": "trajectory", **options}, progress)
+            for name in ("resume", "force", "record"):
+                if options.get(name):
+                    raise UsageError(f"{name}: does nothing for decode, which keeps no trace. HINT: capture keeps one")
+            try:
+                self._call("capture", [*words, f"--output={path}", "--quiet"], {"record": "trajectory", **options}, progress)
+            except (Error, KeyboardInterrupt) as error:  # the rows that the message speaks of are gone with the folder
+                raise type(error)(re.sub(r";? ?\d+ rows are safe in .*", "", str(error))) from error.__cause__
             with open_trace(path) as trace:
                 return [Decoded(sequence.name, trace.text(index),
                                 [trace.frame(index, step) for step in range(trace.num_steps(index) + 1)],

@@ -29,7 +29,9 @@ std::invoke_result_t<Work> call_plugin(const Where& where, Work&& work) {
   } catch (const Error& error) {
     throw Error(where() + ": " + error.what());
   } catch (const nanobind::cast_error&) {
-    throw Error(where() + ": expected another type of result, such as a whole number");
+    throw Error(
+        where() +
+        ": expected another type of result: whole numbers for rows and counts, flags for switches");
   } catch (const c10::Error& error) {
     throw Error(where() + ": " + error.what_without_backtrace());
   }

@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "decode_record/base/error.h"
@@ -42,6 +45,10 @@ void check_positions(const char* what, const at::Tensor& host, int64_t length) {
   }
 }
 
+constexpr std::array<std::string_view, 11> kFields{
+    "external",  "lse_external", "internal", "lse_internal", "out",         "selected",
+    "keys_read", "rows_scored",  "reused",   "residual",     "lse_residual"};
+
 /// A result of attend(): an object with attributes, or a dict.
 class Given {
  public:
@@ -66,6 +73,15 @@ class Given {
     return found.to(type);
   }
   bool has(const char* name) const { return !get(name).is_none(); }
+  /// A dict has no other names. (An object may have attributes of its own.)
+  void check_names() const {
+    if (!nb::isinstance<nb::dict>(result_)) return;
+    for (const auto& [key, value] : nb::cast<nb::dict>(result_)) {
+      const auto name = nb::cast<std::string>(nb::str(key));
+      if (std::ranges::find(kFields, name) != kFields.end()) continue;
+      throw Error(fmt::format("expected {}, got {}", fmt::join(kFields, ", "), name));
+    }
+  }
 
  private:
   nb::object result_;
@@ -108,6 +124,7 @@ at::Tensor joined_sets(const std::vector<AttentionParts>& all) {
 at::Tensor positions_from(nb::handle given, const char* what, const ExternalKeys& external,
                           int64_t length, int64_t most) {
   at::Tensor index = from_python(given, what);
+  if (index.numel() == 0) index = index.to(at::kLong);  // torch makes float32 of an empty list
   const int64_t kv_heads = external.key.size(1);
   if (!at::isIntegralType(index.scalar_type(), /*includeBool=*/false)) {
     throw Error(
@@ -126,15 +143,18 @@ at::Tensor positions_from(nb::handle given, const char* what, const ExternalKeys
   }
   if (index.size(1) > most) {
     throw Error(
-        fmt::format("{}: expected at most {} for each KV head, got {}", what, most, index.size(1)));
+        fmt::format("{}: expected at most {} for each KV head, got {}. HINT: selected_size() says "
+                    "how many there may be; without it the option k does",
+                    what, most, index.size(1)));
   }
   check_positions(what, on_host(index), length);
   return index.to(at::kInt).contiguous();
 }
 
 AttentionParts parts_from(nb::object result, const AttentionInput& input,
-                          const ExternalKeys& external, int64_t most) {
+                          const ExternalKeys& external, int64_t most, bool keeps_residual) {
   const Given given(std::move(result));
+  given.check_names();
   const at::IntArrayRef shape = input.q.sizes();
   const at::IntArrayRef rows = shape.slice(0, 3);
   const int64_t length = external.key.size(2);
@@ -147,6 +167,11 @@ AttentionParts parts_from(nb::object result, const AttentionInput& input,
   std::vector<at::Tensor> outputs{parts.external, parts.internal};
   std::vector<at::Tensor> lses{parts.lse_external, parts.lse_internal};
   if (given.has("residual")) {
+    if (!keeps_residual) {
+      throw Error(
+          "residual: expected a class with keeps_residual = True, got one without. HINT: the trace "
+          "needs room for it");
+    }
     parts.residual = given.tensor("residual", shape, at::kFloat);
     parts.lse_residual = given.tensor("lse_residual", rows, at::kFloat);
     outputs.push_back(parts.residual);
@@ -175,7 +200,9 @@ AttentionParts parts_from(nb::object result, const AttentionInput& input,
     parts.reused = on_host(given.tensor("reused", {input.q.size(1)}, at::kBool)).unsqueeze(0);
   }
   if (given.has("rows_scored")) {
-    parts.rows_scored = at::full({1}, nb::cast<int64_t>(given.get("rows_scored")), at::kLong);
+    const auto rows = nb::cast<int64_t>(given.get("rows_scored"));
+    if (rows < 0) throw Error(fmt::format("rows_scored: expected 0 or more, got {}", rows));
+    parts.rows_scored = at::full({1}, rows, at::kLong);
   }
   return parts;
 }

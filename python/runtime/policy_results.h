@@ -15,9 +15,10 @@ namespace blockscope::python {
 at::Tensor positions_from(nanobind::handle given, const char* what, const ExternalKeys& external,
                           int64_t length, int64_t most);
 
-/// The result of attend(), an object with attributes or a dict, for one sequence. Throws Error.
+/// The result of attend(), an object with attributes or a dict, for one sequence. Throws Error,
+/// also for an unknown name in a dict, and for a residual unless the policy keeps one.
 AttentionParts parts_from(nanobind::object result, const AttentionInput& input,
-                          const ExternalKeys& external, int64_t most);
+                          const ExternalKeys& external, int64_t most, bool keeps_residual);
 
 /// The parts of the sequences, [1, ...] each, as parts of the batch.
 AttentionParts joined_parts(const std::vector<AttentionParts>& all);

@@ -37,11 +37,12 @@ struct Hooks {
   explicit Hooks(nb::object policy)
       : choose(hook(policy, "choose")),
         observe(hook(policy, "observe")),
+        observes(hook(policy, "observes")),
         attend(hook(policy, "attend")),
         begin_pass(hook(policy, "begin_pass")),
         selected_size(hook(policy, "selected_size")),
         remove(hook(policy, "remove")) {}
-  nb::object choose, observe, attend, begin_pass, selected_size, remove;
+  nb::object choose, observe, observes, attend, begin_pass, selected_size, remove;
 
  private:
   static nb::object hook(const nb::object& policy, const char* name) {
@@ -83,7 +84,7 @@ class PythonPolicy final : public AttentionPolicy {
                   [&] { return nb::cast<int64_t>(hooks_->selected_size(longest)); });
     }
     if (selected_ > 0) return selected_;
-    return hooks_->choose.is_none() ? 0 : longest;
+    return hooks_->choose.is_none() ? 0 : longest;  // a trace has no room for sets of attend()
   }
   bool keeps_residual() const override { return residual_; }
   ChoosingTime choosing_time() const override {
@@ -185,7 +186,8 @@ class PythonPolicy final : public AttentionPolicy {
     }
     for (size_t s = 0; s < passes.size(); ++s) {
       int64_t rows = chosen[s].rows_scored;
-      if (chooses(passes[s]) && !chosen[s].set.index.defined() && !hooks_->observe.is_none()) {
+      if (chooses(passes[s]) && !chosen[s].set.index.defined() &&
+          observes(input, static_cast<int64_t>(s))) {
         rows += external.length[static_cast<int64_t>(s)].item<int64_t>();
         observe(input, external, static_cast<int64_t>(s), parts.lse_external);
       }
@@ -229,6 +231,17 @@ class PythonPolicy final : public AttentionPolicy {
     if (result.is_none()) return chosen;
     chosen.set.index = positions_from(result, "positions", external, length, selected_size(length));
     return chosen;
+  }
+
+  /// Whether the policy wants to observe this step: by default every step that read every key.
+  bool observes(const AttentionInput& input, int64_t slot) {
+    if (hooks_->observe.is_none()) return false;
+    if (hooks_->observes.is_none()) return true;
+    const Stopwatch watch(inline_ns_);
+    const nb::gil_scoped_acquire gil;
+    return call("observes", input.layer, slot, [&] {
+      return nb::cast<bool>(hooks_->observes(input.layer, stepped(slot, input.scale)));
+    });
   }
 
   /// Runs observe() in parallel with the layer, as MAGE's second stream does: on the CPU.
@@ -322,7 +335,8 @@ AttentionParts PythonPolicy::own(const AttentionInput& input, const ExternalKeys
           input.layer, to_python(q), to_python(k), to_python(v),
           PolicyKeys{to_python(own_keys.key), to_python(own_keys.value), to_python(length)},
           stepped(slot, input.scale), *ops);
-      return parts_from(result, {input.layer, q, k, v, input.scale}, own_keys, selected_size(keys));
+      return parts_from(result, {input.layer, q, k, v, input.scale}, own_keys, selected_size(keys),
+                        residual_);
     }));
     const AttentionParts& own = all.back();
     at::Tensor finite = own.out.isfinite().all();

@@ -46,8 +46,11 @@ at::Tensor from_python(nb::handle value, const std::string& what) {
   if (!nb::isinstance(value, torch.tensor)) {
     try {
       tensor = torch.as_tensor(value);
-    } catch (nb::python_error&) {
-      throw Error(fmt::format("{}: expected a tensor, got {}", what, nb::inst_name(value).c_str()));
+    } catch (nb::python_error& error) {
+      throw Error(fmt::format(
+          "{}: expected a tensor, or a list that torch.as_tensor takes, got {} "
+          "({})",
+          what, nb::inst_name(value).c_str(), nb::str(nb::handle(error.value())).c_str()));
     }
   }
   const nb::object capsule = torch.to_dlpack(tensor);

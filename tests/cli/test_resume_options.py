@@ -29,6 +29,7 @@ DECIDES_NOTHING = {
     "--dry-run": "writes nothing",
     "--no-space-check": "decides whether a run starts, not what it writes",
     "--quiet": "decides what is printed",
+    "--plugin": "offers choices; the digest of a chosen one's file is compared",
 }
 SAMPLED, QUEST = ["--temperature", 1], ["--policy", "quest,k=4"]
 TEXT, CHAT = ["--prompt", "ab"], ["--prompt", "ab", "--chat"]

@@ -187,6 +187,7 @@ def test_wrong_metrics(traces):
     check(lambda before, after: None, "no step is left")
     check(lambda before, after: (np.ones((1, 1)), 0.5), "terms: expected whole numbers")
     check(lambda before, after: "text", "expected numbers")
+    check(lambda before, after: np.zeros((3, 4)), "dims: hed: expected head", dims=["layer", "hed"])
     for name, given in (("heads", [0]), ("taus", [2]), ("memory_mib", 5), ("from_summary", True)):
         with pytest.raises(blockscope.UsageError, match=f"{name}: does nothing"):
             trace.analyze("mine", **{name: given})

@@ -346,6 +346,66 @@ def test_the_error_names_the_sequence(model, tmp_path):
         capture(model, tmp_path / "run.h5", "wrong_later")
 
 
+def test_what_observing_counts(model):
+    def read_to_choose(**methods):
+        blockscope.policy("watching")(type("Watching", (), {"choose": lambda self, layer, q, keys, step: None, **methods}))
+        found = model.verify("watching", prompts=lines(1), gen_length=16, repeats=1, progress=False)
+        return "read to choose" in str(found)
+
+    def observe(self, layer, q, keys, lse, step):
+        return None
+
+    assert not read_to_choose() and read_to_choose(observe=observe)
+    assert not read_to_choose(observe=observe, observes=lambda self, layer, step: False)
+
+
+@pytest.mark.parametrize("field, words", [("key_read", "got key_read"), ("residual", "keeps_residual = True"),
+                                          ("rows_scored", "expected 0 or more")])
+def test_fields_that_would_be_ignored(model, tmp_path, field, words):
+    @blockscope.policy("odd_fields")
+    class OddFields:
+        def attend(self, layer, q, k_in, v_in, external, step, ops):
+            parts = ops.split_attention(q, external.key, external.value, k_in, v_in, ext_len=external.length,
+                                        scale=step.scale)._asdict()
+            odd = {"residual": parts["external"], "lse_residual": parts["lse_external"]}
+            return {**parts, **(odd if field == "residual" else {field: -1})}
+
+    with pytest.raises(blockscope.Error) as error:
+        capture(model, tmp_path / "run.h5", "odd_fields")
+    assert words in str(error.value)
+
+
+def test_methods_are_checked_when_the_class_is_made():
+    with pytest.raises(blockscope.UsageError, match="expected observe"):
+        blockscope.policy("misspelt")(type("M", (), {"choose": lambda self, *a: None, "observ": lambda self: None}))
+    with pytest.raises(blockscope.UsageError, match="expected 4 arguments after self"):
+        blockscope.policy("short")(type("S", (), {"choose": lambda self, layer, q: None}))
+
+
+def test_an_empty_list_reads_nothing_and_decode_keeps_no_rows(model):
+    @blockscope.policy("nothing_read")
+    class NothingRead:
+        def choose(self, layer, q, keys, step):
+            return [], 0
+
+    assert model.decode(lines(1), gen_length=16, policy="nothing_read", progress=False)[0].frames
+
+    @blockscope.policy("falling")
+    class Falling:
+        def choose(self, layer, q, keys, step):
+            return [0] if step.step == 1 else boom
+
+    with pytest.raises(blockscope.Error) as error:
+        model.decode(lines(1), gen_length=16, policy="falling", progress=False)
+    assert "safe" not in str(error.value) and "resume" not in str(error.value)
+    with pytest.raises(blockscope.UsageError, match="resume: does nothing for decode"):
+        model.decode("x", resume=True, progress=False)
+
+
+def boom():
+    raise KeyError("mine")
+
+
 @pytest.mark.parametrize("method, words", [("begin_pass", "begin_pass()"), ("remove", "remove()"),
                                            ("selected_size", "selected_size()"), ("setup", "policy raising")])
 def test_other_methods_that_raise(model, tmp_path, method, words):

@@ -292,7 +292,7 @@ def test_the_lines_of_the_documents_that_run_a_model(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     words = ("blockscope.Model", "blockscope.policy", "blockscope.strategy", "blockscope.cache")
     pasted = [block for block in blocks if any(word in block for word in words)]
-    assert len(pasted) == 5
+    assert len(pasted) == 6
     pasted.append("print(model.decode(['The city'], strategy='surest,threshold=0.8', gen_length=16, progress=False))\n"
                   "other = blockscope.Model('models/needle-bidirectional')\n"
                   "print(other.decode(['The city'], cache='every_other', gen_length=32, progress=False))\n"
