@@ -124,7 +124,9 @@ def _register(kind: str, name: str, thing: Any, source: str, skip: int = 0) -> N
     _passed.discard((kind, name))
 
 
-_METHODS = {"choose": 4, "observe": 5, "attend": 7, "begin_pass": 1, "observes": 2, "remove": 1, "selected_size": 1, "setup": 1}
+# Methods of a policy that the runtime calls, with their number of arguments.
+_METHODS = {"choose": 4, "observe": 5, "observes": 2, "attend": 7, "begin_pass": 1, "remove": 1, "selected_size": 1,
+            "setup": 1}
 
 
 def _check_methods(name: str, cls: type) -> None:

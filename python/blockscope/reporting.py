@@ -82,6 +82,7 @@ def report(
         return Report(_core.report(
             paths, os.fsencode(title), choice("layer", layer), choice("head", head),
             choice("sequence", sequence), choice("block", block),
-            b"" if backbone is None else os.fsencode(backbone), [one._result() for one in own], whole("threads", threads, 0, 4096),
+            b"" if backbone is None else os.fsencode(backbone), [one._result() for one in own],
+            whole("threads", threads, 0, 4096),
             *gnuplot(), shown,
         ))

@@ -64,8 +64,8 @@ class Option:
 
 # What a method sets itself, by command. The other options of the command are its keywords.
 _MODEL = ("model", "revision", "adapter", "dtype", "device", "mask_token_id", "block_length")
-_OWN = {"dry_run", "ranks", "help", "help_all", "version", "plugin", "prompt", "prompts", "input_ids", "output", "json", "quiet", "study",
-        "csv"}
+_OWN = {"csv", "dry_run", "help", "help_all", "input_ids", "json", "output", "plugin", "prompt", "prompts", "quiet", "ranks",
+        "study", "version"}
 _known: dict[str, dict[str, Option]] = {}
 _TEMPORARY = "blockscope-prompts-"
 
@@ -223,7 +223,8 @@ def _prompt_file(prompts: Prompts) -> Iterator[list[str]]:
         one = bool(whole_numbers(given))
     else:
         one = True
-    lines = [_prompt_line(prompt, index) for index, prompt in enumerate([prompts] if one else prompts)]  # type: ignore[arg-type, list-item]
+    several: Any = [prompts] if one else prompts
+    lines = [_prompt_line(prompt, index) for index, prompt in enumerate(several)]
     if not lines:
         raise UsageError("prompts: expected at least one, got none")
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder:
