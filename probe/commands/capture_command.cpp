@@ -315,6 +315,8 @@ void record_run(const CaptureRun& run, const RecorderOptions& recorder,
     keep_rows(writer, failure_of(error));
   } catch (const TraceError&) {
     throw;  // of the file itself
+  } catch (const UsageError&) {
+    throw;  // options that can't work; resuming them can't either
   } catch (const InterruptedError&) {
     totals.interrupted = true;
   } catch (const Error& error) {
