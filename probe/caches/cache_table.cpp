@@ -73,11 +73,7 @@ CacheOptions read_cache(std::string_view text) {
   CacheOptions options;
   const CacheEntry& entry = read_choice(kKindOfCache, cache_table(), text, options);
   options.cache = entry.name;
-  try {
-    entry.check(options);
-  } catch (const UsageError& error) {
-    refuse_choice(kKindOfCache, text, error.what());
-  }
+  check_choice(kKindOfCache, text, [&] { entry.check(options); });
   return options;
 }
 

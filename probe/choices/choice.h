@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "decode_record/base/error.h"
+
 namespace blockscope {
 
 /// One option of a choice, without the type of the settings.
@@ -227,6 +229,16 @@ std::vector<std::string> split_choices(std::string_view text,
 /// Throws the UsageError for a wrong text: "policy 'quest,x=1': <what>".
 [[noreturn]] void refuse_choice(std::string_view kind, std::string_view text,
                                 const std::string& what);
+
+/// Runs a check of the options together. Its UsageError then names the choice by `text`.
+template <typename Check>
+void check_choice(std::string_view kind, std::string_view text, Check&& check) {
+  try {
+    std::forward<Check>(check)();
+  } catch (const UsageError& error) {
+    refuse_choice(kind, text, error.what());
+  }
+}
 
 namespace choice_detail {
 void set_option(std::string_view kind, std::string_view text, const OptionFacts& option,

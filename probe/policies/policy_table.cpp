@@ -81,11 +81,7 @@ PolicyOptions read_policy(std::string_view text, const std::vector<std::string>&
   PolicyOptions options;
   const PolicyEntry& entry = read_choice(kKind, policy_table(), text, options);
   options.policy = entry.name;
-  try {
-    entry.check(options);
-  } catch (const UsageError& error) {
-    refuse_choice(kKind, text, error.what());
-  }
+  check_choice(kKind, text, [&] { entry.check(options); });
   options.interventions = read_interventions(interventions);
   return options;
 }

@@ -110,11 +110,7 @@ std::vector<Intervention> read_interventions(const std::vector<std::string>& tex
       const InterventionEntry& entry =
           read_choice(kInterveneKind, intervention_table(), parts, text, one);
       one.what = entry.name;
-      try {
-        entry.check(one);
-      } catch (const UsageError& error) {
-        refuse_choice(kInterveneKind, text, error.what());
-      }
+      check_choice(kInterveneKind, text, [&] { entry.check(one); });
       all.push_back(std::move(one));
     }
   }

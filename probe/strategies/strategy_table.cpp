@@ -95,12 +95,10 @@ UnmaskingOptions read_strategy(std::string_view text) {
   UnmaskingOptions options;
   const StrategyEntry& entry = read_choice(kKindOfStrategy, strategy_table(), text, options);
   options.strategy = entry.name;
-  try {
+  check_choice(kKindOfStrategy, text, [&] {
     check_threshold(entry, options);
     entry.check(options);
-  } catch (const UsageError& error) {
-    refuse_choice(kKindOfStrategy, text, error.what());
-  }
+  });
   return options;
 }
 
