@@ -4,7 +4,6 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <system_error>
 #include <vector>
 
+#include "command_line/freed_memory.h"
 #include "decode_record/base/error.h"
 
 namespace blockscope {
@@ -28,13 +28,7 @@ void prepare_libraries() {
   // against 68 tokens/s). Without any spinning each region waits until a thread wakes up (on idle
   // cores: 200 against 450 tokens/s). A thousand turns last about 20 microseconds.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "1000", 0);
-  // Every pass allocates tensors of the same sizes. The system would zero returned memory page by
-  // page before the next pass (5 to 10 % of a pass over 512 positions).
-  if (std::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest value that glibc accepts
-    mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    mallopt(M_TOP_PAD, 16 << 20);
-  }
+  keep_freed_memory();
 }
 
 // Returns the entry point, or nullptr with the loader's reason in `problem`.

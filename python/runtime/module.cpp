@@ -1,7 +1,6 @@
 // The extension module `blockscope._runtime`: the commands that run models, inside a process of
 // Python. It links libblockscope_probe.so, so a command here is the command of the shell.
 #include <ATen/Parallel.h>
-#include <malloc.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -17,6 +16,7 @@
 
 #include "cli/environment.h"
 #include "cli/probe_module.h"
+#include "command_line/freed_memory.h"
 #include "command_line/host.h"
 #include "command_line/interrupt.h"
 #include "decode_record/base/error.h"
@@ -199,9 +199,7 @@ NB_MODULE(_runtime, module) {
   register_errors();
   // Plugins live until the process ends, and with them what their module holds.
   nb::set_leak_warnings(false);
-  // As the command does (cli/modules.cpp): every pass allocates tensors of the same sizes.
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  keep_freed_memory();
   // Both extension modules use one HDF5, so they share its lock.
   share_library_lock(*reinterpret_cast<std::recursive_mutex*>(
       nb::cast<std::uintptr_t>(nb::module_::import_("blockscope._core").attr("library_lock")())));
