@@ -79,6 +79,14 @@ std::vector<int64_t> whole_numbers_of(nb::handle given) {
   return nb::cast<std::vector<int64_t>>(numbers);
 }
 
+std::vector<int64_t> indices_of(const std::vector<bool>& flags) {
+  std::vector<int64_t> found;
+  for (size_t i = 0; i < flags.size(); ++i) {
+    if (flags[i]) found.push_back(static_cast<int64_t>(i));
+  }
+  return found;
+}
+
 nb::dict own_keywords(const OwnValues& values) {
   nb::dict keywords;
   for (const auto& [name, value] : values) keywords[name.c_str()] = python_of(value);

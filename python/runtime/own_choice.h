@@ -35,6 +35,8 @@ ChoiceOption<PolicyOptions> own_k(const OwnOption& own);
 void check_given(const std::vector<OwnOption>& options, const OwnValues& given, bool has_k = false);
 /// Positions: whole numbers from a list, a range, a NumPy array or a tensor. Throws Error.
 std::vector<std::int64_t> whole_numbers_of(nanobind::handle given);
+/// The indices of the flags that are true, ascending.
+std::vector<std::int64_t> indices_of(const std::vector<bool>& flags);
 
 /// The values as keywords of a call.
 nanobind::dict own_keywords(const OwnValues& values);

@@ -3,22 +3,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <vector>
+#include "python/runtime/own_choice.h"
 
 namespace nb = nanobind;
 
 namespace blockscope::python {
-namespace {
-
-std::vector<int64_t> places(const std::vector<bool>& flags) {
-  std::vector<int64_t> found;
-  for (size_t i = 0; i < flags.size(); ++i) {
-    if (flags[i]) found.push_back(static_cast<int64_t>(i));
-  }
-  return found;
-}
-
-}  // namespace
 
 void bind_policy_step(nb::module_& module) {
   nb::class_<PolicyKeys>(module, "ExternalKeys")
@@ -45,8 +34,9 @@ void bind_policy_step(nb::module_& module) {
       .def_prop_ro("masks_left", fact(&SequencePass::masks_left))
       .def_prop_ro("decided", fact(&SequencePass::decided))
       .def_prop_ro("since_read", fact(&SequencePass::since_read))
-      .def_prop_ro("masked", [](const PolicyStep& step) { return places(step.pass.masked); })
-      .def_prop_ro("changed", [](const PolicyStep& step) { return places(step.pass.changed_rows); })
+      .def_prop_ro("masked", [](const PolicyStep& step) { return indices_of(step.pass.masked); })
+      .def_prop_ro("changed",
+                   [](const PolicyStep& step) { return indices_of(step.pass.changed_rows); })
       .def_ro("scale", &PolicyStep::scale)
       .def_ro("memory", &PolicyStep::memory);
 }

@@ -140,13 +140,8 @@ void bind_python_cache(nb::module_& module) {
       .def_prop_ro("run_step", fact(&CanvasState::run_step))
       .def_prop_ro("logit_shift", fact(&CanvasState::logit_shift))
       .def_ro("tokens", &CacheState::tokens)
-      .def_prop_ro("masked", [](const CacheState& state) {
-        std::vector<int64_t> places;
-        for (size_t i = 0; i < state.canvas.masked.size(); ++i) {
-          if (state.canvas.masked[i]) places.push_back(static_cast<int64_t>(i));
-        }
-        return places;
-      });
+      .def_prop_ro("masked",
+                   [](const CacheState& state) { return indices_of(state.canvas.masked); });
 }
 
 }  // namespace blockscope::python

@@ -206,7 +206,7 @@ class PythonPolicy final : public AttentionPolicy {
       return selected_attention(input, external, sets);
     } catch (const c10::Error& error) {
       throw Error(
-          fmt::format("{}: {}", place("choose", input.layer, 0), error.what_without_backtrace()));
+          fmt::format("{}: {}", place("choose", input.layer, -1), error.what_without_backtrace()));
     }
   }
 
