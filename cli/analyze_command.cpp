@@ -10,6 +10,7 @@
 #include <string>
 
 #include "analysis/metrics/available_metrics.h"
+#include "analysis/metrics/own_metrics.h"
 #include "analysis/metrics/query_comparison.h"
 #include "analysis/pass/damage.h"
 #include "analysis/results/result_selection.h"
@@ -34,6 +35,9 @@ void print_metrics() {
   for (const MetricInfo& metric : all_metrics()) {
     fmt::print("{:<18} {:<11} {:<8} {}\n", metric.name, metric.level,
                metric.by_default ? "yes" : "no", metric.description);
+  }
+  for (const OwnMetric& metric : own_metrics()) {
+    fmt::print("{:<18} {:<11} {:<8} {}\n", metric.name, metric.level, "yes", metric.description);
   }
 }
 
@@ -114,9 +118,14 @@ void check_axes(const TraceGroup& traces, const std::vector<const MetricInfo*>& 
   for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
   PassOptions nothing;
   nothing.rows.sequences = std::vector<std::int64_t>{};
+  if (metrics.empty()) return;  // plugins' alone, whose axes only their results show
   const std::vector<MetricResult> results = run_pass(traces, metrics, nothing);
   refuse_idle_axes(command, results);
   if (!by.empty()) metrics_without(results, by);
+}
+
+bool names_own(const std::string& name) {
+  return std::ranges::find(own_metrics(), name, &OwnMetric::name) != own_metrics().end();
 }
 
 class Analysis {
@@ -167,10 +176,11 @@ class Analysis {
                                                 const MetricOptions& options) {
     std::vector<const MetricInfo*> metrics;
     for (const std::string& name : flags_.metrics) {
+      if (names_own(name)) continue;
       const MetricInfo* metric = &metric_by_name(name);
       if (std::ranges::find(metrics, metric) == metrics.end()) metrics.push_back(metric);
     }
-    if (!metrics.empty()) return metrics;
+    if (!flags_.metrics.empty()) return metrics;
     MetricChoice choice = available_metrics(traces, options);
     document_.unavailable = std::move(choice.unavailable);
     if (choice.metrics.empty()) {
@@ -183,7 +193,9 @@ class Analysis {
   void measure(const TraceGroup& traces) {
     const AnalyzeSelection selection = parse_selection(flags_, traces.shape());
     const MetricOptions options = metric_options(flags_);
-    for (const std::string& name : flags_.metrics) metric_by_name(name);
+    for (const std::string& name : flags_.metrics) {
+      if (!names_own(name)) metric_by_name(name);
+    }
     extent_ = require_steps(traces, flags_, selection.rows);
     const auto infos = choose_metrics(traces, options);
     refuse_idle_metric_options(command_, infos);
@@ -193,9 +205,31 @@ class Analysis {
     check_axes(traces, infos, options, command_, flags_.by);
     std::vector<std::unique_ptr<StepMetric>> metrics;
     for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
-    document_.results = run_pass(traces, metrics, pass_options(selection, progress));
-    progress.finish();
+    if (!metrics.empty()) {
+      document_.results = run_pass(traces, metrics, pass_options(selection, progress));
+    }
     notes_ = narrow(document_.results, selection);
+    measure_own(traces, selection, progress);
+    progress.finish();
+  }
+
+  /// The metrics of plugins: those named, or all for which the traces have the level.
+  void measure_own(const TraceGroup& traces, const AnalyzeSelection& selection,
+                   PassProgress& progress) {
+    std::vector<MetricResult> results;
+    for (const OwnMetric& metric : own_metrics()) {
+      if (!flags_.metrics.empty() && std::ranges::count(flags_.metrics, metric.name) == 0) continue;
+      const std::string reason = level_reason(traces, metric.level);
+      if (flags_.metrics.empty() && !reason.empty()) {
+        document_.unavailable.push_back({metric.name, metric.level, reason});
+        continue;
+      }
+      results.push_back(metric.compute(traces, selection.steps, pass_options(selection, progress)));
+    }
+    AnalyzeSelection heads = selection;  // each metric itself took the steps
+    heads.steps.reset();
+    for (std::string& note : narrow(results, heads)) notes_.push_back(std::move(note));
+    std::ranges::move(results, std::back_inserter(document_.results));
   }
 
   void compare(const TraceGroup& traces) {

@@ -121,6 +121,7 @@ void add_analyze_flags(CLI::App& command, AnalyzeFlags& flags) {
       .add_option("--metric,--metrics", flags.metrics,
                   "Compute these metrics, separated by commas (default: all that the traces allow)")
       ->delimiter(',');
+  add_plugin_option(command, "metrics");
   command.add_flag("--list", flags.list, "List the metrics and the --record level each needs");
   command.add_flag("--from-summary", flags.from_summary,
                    "Read the recorder's summaries even where the trace has the arrays");

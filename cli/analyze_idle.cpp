@@ -44,10 +44,13 @@ void refuse_idle_combinations(const CLI::App& command, const AnalyzeFlags& flags
   if (flags.list) {
     for (const CLI::Option* option : command.get_options()) {
       const std::string name = option->get_name();
-      if (name != "--list") refuse_idle_beside(command, name, "--list");
+      if (name != "--list" && name != "--plugin") refuse_idle_beside(command, name, "--list");
     }
   }
   refuse_beside_matrix(command, flags);
+  for (const char* option : {"--matrix", "--backbone"}) {
+    refuse_idle_beside(command, "--plugin", option);
+  }
   refuse_idle_beside(command, "--set-sizes", "--backbone");
   refuse_idle_beside(command, "--taus", "--backbone");
   refuse_idle_beside(command, "--count", "--backbone");

@@ -33,6 +33,13 @@ bool is_command(CLI::App& app, const std::string& name) {
   return !app.get_subcommands(named).empty();
 }
 
+/// If the arguments have --plugin, Python takes the command over.
+void with_plugins(int argc, char** argv) {
+  if (blockscope::names_plugin(argc, argv)) {
+    blockscope::run_python_command(blockscope::kPlugins, 1, argc, argv);
+  }
+}
+
 int run(CLI::App& app, int argc, char** argv) {
   std::string command = argc > 1 ? argv[1] : "";
   std::string help = "--help";
@@ -45,9 +52,7 @@ int run(CLI::App& app, int argc, char** argv) {
     throw UsageError("no command given. HINT: blockscope --help lists them");
   }
   if (const auto* in_module = blockscope::find_module_command(command); in_module != nullptr) {
-    if (in_module->module == &blockscope::kRuntimeModule && blockscope::names_plugin(argc, argv)) {
-      blockscope::run_python_command(blockscope::kPlugins, 1, argc, argv);
-    }
+    if (in_module->module == &blockscope::kRuntimeModule) with_plugins(argc, argv);
     return blockscope::run_module_command(*in_module, argc, argv);
   }
   if (command == blockscope::kBuildOps.name) {
@@ -57,6 +62,9 @@ int run(CLI::App& app, int argc, char** argv) {
   if (is_option ? app.get_option_no_throw(command) == nullptr : !is_command(app, command)) {
     throw UsageError(fmt::format("unknown {} '{}'. HINT: blockscope --help lists them",
                                  is_option ? "option" : "command", command));
+  }
+  if (!is_option && app.get_subcommand(command)->get_option_no_throw("--plugin") != nullptr) {
+    with_plugins(argc, argv);
   }
   blockscope::parse_arguments(app, argc, argv);
   return 0;

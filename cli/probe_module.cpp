@@ -48,12 +48,7 @@ void add_commands(CLI::App& app, const std::string& description) {
   add_study_command(app, environment, gnuplot_place());
   add_verify_command(app, environment, gnuplot_place());
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    // Python reads it, before it calls this code (cli/main.cpp).
-    command->add_option("--plugin")
-        ->description("Load policies, strategies and caches from this Python file")
-        ->option_text("FILE")
-        ->expected(1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    add_plugin_option(*command, "policies, strategies and caches");
   }
 }
 

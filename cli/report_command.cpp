@@ -7,12 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "analysis/metrics/available_metrics.h"
+#include "analysis/metrics/own_metrics.h"
 #include "analysis/report/report.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
 #include "command_line/options.h"
 #include "command_line/pass_progress.h"
 #include "command_line/printable.h"
+#include "command_line/standard_streams.h"
 #include "command_line/text_output.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/text.h"
@@ -68,6 +71,16 @@ void run_report(const ReportFlags& flags) {
   const TraceGroup traces(flags.traces);
   ReportOptions options = flags.options;
   options.progress = progress.callback();
+  for (const OwnMetric& metric : own_metrics()) {
+    if (const std::string reason = level_reason(traces, metric.level); !reason.empty()) {
+      if (!flags.quiet) note("{} is not on the page: it {}\n", metric.name, printable(reason));
+      continue;
+    }
+    PassOptions pass;
+    pass.threads = options.threads;
+    pass.progress = options.progress;
+    options.own.push_back(metric.compute(traces, std::nullopt, pass));
+  }
   const ReportPage page = make_report(traces, options);
   const std::vector<Figure> figures = figures_of(page);
   std::vector<OutputFile> figure_outputs = open_figures(flags, figures, files);
@@ -120,6 +133,7 @@ void add_report_command(CLI::App& app) {
       "--backbone", options.backbone,
       "Also compare with this trace of the backbone, captured with --replay of the trace");
   command->add_option("--title", options.title, "Set the title of the page");
+  add_plugin_option(*command, "metrics");
   add_threads_option(*command, options.threads);
   command->add_flag("-q,--quiet", flags->quiet, "Print no progress and no summary");
   command->footer(

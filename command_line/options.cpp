@@ -77,6 +77,14 @@ int most_threads() {
   return 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
+void add_plugin_option(CLI::App& command, const std::string& what) {
+  command.add_option("--plugin")
+      ->description("Load " + what + " from this Python file")
+      ->option_text("FILE")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
 void refuse_empty_values(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];

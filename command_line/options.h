@@ -37,6 +37,10 @@ CLI::Option* add_threads_option(CLI::App& command, Count& threads) {
       ->capture_default_str();
 }
 
+/// --plugin FILE: loads `what` from a Python file. Python reads it before it calls the command
+/// (cli/main.cpp).
+void add_plugin_option(CLI::App& command, const std::string& what);
+
 /// Throws UsageError for an empty argument (`--csv ""`, `--csv=`): a variable that a script did not
 /// set must not change the meaning of a command.
 void refuse_empty_values(int argc, const char* const* argv);

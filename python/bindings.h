@@ -27,6 +27,7 @@ namespace nb = nanobind;
 void bind_trace(nb::module_& module);
 void bind_analysis(nb::module_& module);
 void bind_calibration(nb::module_& module);
+void bind_commands(nb::module_& module);
 void bind_figures(nb::module_& module);
 void bind_report(nb::module_& module);
 void bind_patches(nb::module_& module);

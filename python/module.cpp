@@ -58,6 +58,7 @@ NB_MODULE(_core, module) {
   python::bind_trace(module);
   python::bind_analysis(module);
   python::bind_calibration(module);
+  python::bind_commands(module);
   python::bind_figures(module);
   python::bind_report(module);
   python::bind_patches(module);

@@ -12,6 +12,7 @@
 #include "analysis/metrics/external_mass_metric.h"
 #include "analysis/metrics/heads.h"
 #include "analysis/metrics/kept_pair.h"
+#include "analysis/metrics/own_metrics.h"
 #include "analysis/metrics/query_statistics.h"
 #include "analysis/metrics/recall.h"
 #include "analysis/metrics/reuse_error.h"
@@ -235,6 +236,7 @@ const MetricInfo& metric_by_name(const std::string& name) {
   for (const MetricInfo& metric : all_metrics()) {
     names += (names.empty() ? "" : ", ") + metric.name;
   }
+  for (const OwnMetric& metric : own_metrics()) names += ", " + metric.name;
   throw UsageError(fmt::format("metric `{}`: no such metric; expected one of {}", name, names));
 }
 

@@ -170,6 +170,11 @@ std::vector<MetricResult> read_results_csv(const std::string& path) {
 std::vector<MetricResult> parse_results_csv(std::istream& in, const std::string& path) {
   CsvRecords records(in, path);
   const auto header = records.next();
+  if (header && header->front().starts_with("\x89HDF")) {
+    throw Error(fmt::format("{}: expected CSV, got HDF5. HINT: `blockscope analyze --csv` and "
+                            "Analysis.save(\"name.csv\") write CSV",
+                            path));
+  }
   if (!header) records.refuse("expected a header, got an empty file");
   const auto column = [&](const std::string& name) -> std::optional<std::size_t> {
     const auto found = std::ranges::find(*header, name);

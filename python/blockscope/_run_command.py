@@ -25,14 +25,18 @@ def _plugins_of(words: list[str]) -> list[str]:
 
 def main() -> int:
     """Loads the plugins, then runs the command that ``sys.argv`` has. Returns its exit code."""
-    from . import plugins
+    from . import _core, own_metrics, plugins
     from .errors import Error, UsageError
     from .runtime import _runtime
 
-    words = sys.argv[1:]
+    given = sys.argv[1:]
+    words = [os.fsencode(word) for word in ["blockscope", *given]]
     try:
-        for file in _plugins_of(words):
+        for file in _plugins_of(given):
             plugins.load(file)
+        if given[0] in _core.commands():  # they need no torch
+            own_metrics.pass_on(_core)
+            return int(_core.main(words))
         runtime = _runtime()
         plugins.pass_on(runtime)
     except Error as error:
@@ -40,7 +44,7 @@ def main() -> int:
             traceback.print_exception(error.__cause__)
         print(f"blockscope: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    code = int(runtime.main([os.fsencode(word) for word in ["blockscope", *words]]))
+    code = int(runtime.main(words))
     cause = runtime.plugin_cause()
     if cause is not None:
         traceback.print_exception(cause)

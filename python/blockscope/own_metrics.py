@@ -7,15 +7,17 @@ import difflib
 import inspect
 import os
 import re
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from . import _core
-from ._arguments import Indices
+from ._arguments import Indices, indices
 from ._paths import text
 from ._progress import Progress, Shown
+from ._source import digest, file_of, meaning
 from .errors import Error, TraceError, UsageError
 
 if TYPE_CHECKING:
@@ -82,8 +84,6 @@ def metric(name: Union[str, Function, None] = None, *, level: str = "outputs", d
     """
 
     def register(function: Function) -> Function:
-        from .plugins import _digest, _file_of, _meaning
-
         own_name = name if isinstance(name, str) else function.__name__
         _check_name("metric", own_name)
         if own_name in {known["name"] for known in _core.metrics()}:
@@ -92,9 +92,9 @@ def metric(name: Union[str, Function, None] = None, *, level: str = "outputs", d
             raise UsageError(f"metric {own_name}: level: expected {', '.join(LEVELS)}, got {level!r}")
         if of is not None and of not in _KINDS:
             raise UsageError(f"metric {own_name}: of: expected {', '.join(_KINDS)}, got {of!r}")
-        file = _file_of(function)
-        found = Metric(own_name, level, tuple(dims), of or _kind_of(own_name, function), function, _meaning(function),
-                       formula or f"{own_name}(), {file}", source, unit, file, _digest(function, file))
+        file = file_of(function)
+        found = Metric(own_name, level, tuple(dims), of or _kind_of(own_name, function), function, meaning(function),
+                       formula or f"{own_name}(), {file}", source, unit, file, digest(function, file))
         _metrics[own_name] = found
         function._blockscope_metric = found  # type: ignore[attr-defined]
         return function
@@ -151,8 +151,9 @@ class _Sums:
 class _Run:
     """One pass over one trace."""
 
-    def __init__(self, trace: Trace, metric: Metric, layers: Indices) -> None:
+    def __init__(self, metric: Metric, steps: set[int] | None) -> None:
         self.metric = metric
+        self.steps = steps  # first steps of pairs; None: all
         self.places = [dim for dim in metric.dims if dim in _PLACES]
         self.own = [dim for dim in metric.dims if dim not in _PLACES]
         self.sums: dict[str, _Sums] = {}
@@ -167,7 +168,8 @@ class _Run:
             return [(place, self._checked(function, unit))]
         if kind == "step":
             return [({**place, "step": step.step}, self._checked(function, step)) for step in unit]
-        return [({**place, "step": before.step}, self._checked(function, before, after)) for before, after in unit.pairs()]
+        return [({**place, "step": before.step}, self._checked(function, before, after)) for before, after in unit.pairs()
+                if self.steps is None or before.step in self.steps]
 
     def _checked(self, function: Callable[..., Any], *given: Any) -> Any:
         try:
@@ -282,7 +284,10 @@ def _one(path: bytes, metric: Metric, choices: Mapping[str, Any], threads: int, 
         if LEVELS.index(trace.level) < LEVELS.index(metric.level):
             raise TraceError(f"{os.fsdecode(path)}: metric {metric.name} needs --record {metric.level} or above, and the "
                              f"trace has {trace.level}")
-        run = _Run(trace, metric, choices.get("layers"))
+        steps = indices("steps", choices.get("steps"), 1) if metric.of == "pair" else None
+        if steps is not None:  # a pair has the number of its first step
+            choices = {**choices, "steps": sorted({step + more for step in steps for more in (0, 1)})}
+        run = _Run(metric, None if steps is None else set(steps))
         coordinates: dict[str, Any] = {}
         done = 0
         with ThreadPoolExecutor(threads) as pool:
@@ -313,3 +318,23 @@ def analyze_own(paths: list[bytes], metric: Metric, choices: Mapping[str, Any], 
             total = one if total is None else total + one
     assert total is not None
     return total.by(*by) if by else total
+
+
+def pass_on(core: Any) -> None:
+    """Gives the commands of the extension module the metrics."""
+    for metric in known():
+        core.add_metric(metric.name, metric.title, metric.level, _computer(metric))
+
+
+def _computer(metric: Metric) -> Callable[..., dict[str, Any]]:
+    def compute(traces: list[bytes], layers: Any, steps: Any, blocks: Any, sequences: Any, threads: int,
+                progress: Callable[[int, int], object]) -> dict[str, Any]:
+        choices = {"layers": layers, "steps": steps, "blocks": blocks, "sequences": sequences}
+        try:
+            return analyze_own(traces, metric, choices, [], threads, progress)._result()
+        except Error as error:
+            if error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)
+            raise
+
+    return compute

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import importlib.util
 import inspect
 import os
@@ -28,7 +27,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .errors import UsageError
+from . import own_metrics
+from ._source import digest, file_of, meaning
+from .errors import Error, UsageError
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -85,41 +86,14 @@ def _options(make: Callable[..., Any], where: str, skip: int) -> tuple[dict[str,
     return tuple(_option(parameter, parameter.annotation, where) for parameter in list(parameters)[skip:])
 
 
-def _file_of(thing: Any) -> str:
-    """The file with the source; in a notebook, its cell."""
-    try:
-        found = inspect.getsourcefile(thing)
-    except (TypeError, OSError):
-        found = getattr(sys.modules.get(thing.__module__), "__file__", None)
-    return os.path.abspath(found) if found else "<notebook>"
-
-
-def _digest(thing: Any, file: str) -> str:
-    """Of the file; of the class alone if it has no file. A resumed run must have the same."""
-    try:
-        with open(file, "rb") as source:
-            return hashlib.sha256(source.read()).hexdigest()
-    except OSError:
-        pass
-    try:
-        return hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()
-    except (OSError, TypeError):
-        return ""
-
-
-def _meaning(thing: Any) -> str:
-    lines = (inspect.getdoc(thing) or "").strip().splitlines()
-    return lines[0].rstrip(".") if lines else "a plugin without a description"
-
-
 def _register(kind: str, name: str, thing: Any, source: str, skip: int = 0) -> None:
-    file = _file_of(thing)
+    file = file_of(thing)
     before = _plugins.get((kind, name))
     # The cell of a notebook may run again, and a file may be loaded again.
     if before is not None and before.file != file and "<" not in before.file + file and "ipykernel" not in file:
         raise UsageError(f"{kind} {name}: expected another name, because {before.file} has it too. HINT: rename the one "
                          f"in {file}")
-    _plugins[kind, name] = Plugin(kind, name, _meaning(thing), source, file, _digest(thing, file),
+    _plugins[kind, name] = Plugin(kind, name, meaning(thing), source, file, digest(thing, file),
                                   _options(thing, f"{kind} {name}", skip), thing)
     _passed.discard((kind, name))
 
@@ -245,8 +219,6 @@ def load(path: str | os.PathLike[str]) -> None:
         UsageError: there is no such file, or it registers nothing.
         Error: the file raised an exception, which is the cause of this one.
     """
-    from .errors import Error
-
     file = os.path.abspath(os.fspath(path))
     if not os.path.isfile(file):
         raise UsageError(f"plugin {os.fspath(path)}: expected a Python file, found none")
@@ -263,8 +235,6 @@ def load(path: str | os.PathLike[str]) -> None:
         raise
     except Exception as error:
         raise Error(f"plugin {os.fspath(path)}: {type(error).__name__}: {error}") from error
-    from . import own_metrics
-
     own = any(metric.file == file for metric in own_metrics.known())
     if _plugins == before and not own and not any(plugin.file == file for plugin in before.values()):
         raise UsageError(f"plugin {os.fspath(path)}: expected a class or function with @blockscope.policy, "

@@ -22,6 +22,7 @@
 #include "decode_record/base/error.h"
 #include "decode_record/hdf5/library_lock.h"
 #include "probe/run/held_models.h"
+#include "python/arguments.h"
 #include "python/python_errors.h"
 #include "python/runtime/plugin_error.h"
 #include "python/runtime/policy_step.h"
@@ -97,27 +98,6 @@ class PythonHost {
   Clock::time_point asked_ = Clock::now();
 };
 
-/// The words as argv.
-class Arguments {
- public:
-  explicit Arguments(std::vector<std::string> words) : words_(std::move(words)) {
-    for (std::string& word : words_) pointers_.push_back(word.data());
-    pointers_.push_back(nullptr);
-  }
-  int count() const { return static_cast<int>(words_.size()); }
-  char** values() { return pointers_.data(); }
-
- private:
-  std::vector<std::string> words_;
-  std::vector<char*> pointers_;
-};
-
-std::vector<std::string> words_of_bytes(const std::vector<nb::bytes>& given) {
-  std::vector<std::string> words;
-  for (const nb::bytes& word : given) words.emplace_back(word.c_str(), word.size());
-  return words;
-}
-
 /// Restores the number of threads of torch, which --threads changes for the whole process.
 class ThreadsScope {
  public:
@@ -154,14 +134,14 @@ nb::bytes hosted(nb::object note, nb::object progress, Work&& work) {
 
 nb::bytes run_command(const std::vector<nb::bytes>& words, const std::string& description,
                       nb::object note, nb::object progress) {
-  Arguments arguments(words_of_bytes(words));
+  Arguments arguments(words);
   return hosted(std::move(note), std::move(progress),
                 [&] { run_hosted_command(arguments.count(), arguments.values(), description); });
 }
 
 std::shared_ptr<const LoadedModel> open_model(const std::vector<nb::bytes>& words,
                                               nb::object note) {
-  Arguments arguments(words_of_bytes(words));
+  Arguments arguments(words);
   std::shared_ptr<const LoadedModel> model;
   hosted(std::move(note), nb::none(), [&] {
     ModelFlags flags;
@@ -216,7 +196,7 @@ NB_MODULE(_runtime, module) {
   module.def("run_command", &run_command);
   module.def("options", &options_of);
   module.def("main", [](const std::vector<nb::bytes>& words) {
-    Arguments arguments(words_of_bytes(words));
+    Arguments arguments(words);
     end_on_signals();
     const nb::gil_scoped_release release;
     return blockscope_probe_run(arguments.count(), arguments.values());

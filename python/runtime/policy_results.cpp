@@ -200,9 +200,9 @@ AttentionParts parts_from(nb::object result, const AttentionInput& input,
     parts.reused = on_host(given.tensor("reused", {input.q.size(1)}, at::kBool)).unsqueeze(0);
   }
   if (given.has("rows_scored")) {
-    const auto rows = nb::cast<int64_t>(given.get("rows_scored"));
-    if (rows < 0) throw Error(fmt::format("rows_scored: expected 0 or more, got {}", rows));
-    parts.rows_scored = at::full({1}, rows, at::kLong);
+    const auto scored = nb::cast<int64_t>(given.get("rows_scored"));
+    if (scored < 0) throw Error(fmt::format("rows_scored: expected 0 or more, got {}", scored));
+    parts.rows_scored = at::full({1}, scored, at::kLong);
   }
   return parts;
 }

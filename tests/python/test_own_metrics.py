@@ -1,13 +1,17 @@
 """Blocks and steps of a trace, and metrics that are written in Python, against h5py, NumPy and the built-in metrics."""
 
+import csv
+import json
 import os
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 
 import blockscope
-from conftest import ODD, make
+from conftest import BINARY, ODD, make
 
 h5py = pytest.importorskip("h5py")
 
@@ -293,3 +297,104 @@ def test_a_saved_result_is_the_commands(traces, tmp_path):
     found.save(tmp_path / "here.csv", force=True)
     with pytest.raises(blockscope.UsageError, match="ends in .csv"):
         found.save(tmp_path / "here.txt")
+
+
+PLUGIN = '''
+import blockscope
+
+
+@blockscope.metric("moved", level="outputs", dims=["layer", "head", "step"], formula="mean |A_out(s+1) - A_out(s)|")
+def moved(before, after):
+    """Mean change of A_out"""
+    return abs(after.external - before.external).mean(axis=(2, 3))
+
+
+@blockscope.metric("of_full", level="full", dims=["layer"])
+def of_full(step):
+    """Needs keys"""
+    return abs(step["kv/key"]).mean(axis=(1, 2, 3))
+
+
+@blockscope.metric("broken", level="trajectory", dims=["step"])
+def broken(step):
+    """Fails"""
+    raise KeyError("mine")
+'''
+
+
+def shell(*words):
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, env={**os.environ, "PATH": path})
+
+
+def rows_of(done):
+    assert done.returncode == 0, done.stderr
+    return list(csv.DictReader(done.stdout.splitlines()))
+
+
+def test_the_command_line_takes_metrics_of_a_file(traces, tmp_path):
+    plugin = tmp_path / "moved.py"
+    plugin.write_text(PLUGIN)
+    path = traces["float32"]
+    trace = blockscope.open(path)
+    rows = rows_of(shell("analyze", path, "--plugin", plugin, "--metric", "moved,similarity", "--csv", "-"))
+    assert {row["metric"] for row in rows} == {"moved", "similarity"}
+    with h5py.File(path, locking=False) as file:
+        external = file["attention/external"][:]
+    rows = [row for row in rows if row["metric"] == "moved"]
+    sums = {}
+    for block in trace.blocks():
+        for before, after in block.pairs():
+            change = np.abs(external[after.row] - external[before.row]).astype(np.float64).mean(axis=(2, 3))
+            for (i, h), value in np.ndenumerate(change):
+                sums.setdefault((before.step, trace.layers[i], h), []).append(value)
+    found = {(int(row["step"]), int(row["layer"]), int(row["head"])): row for row in rows}
+    assert found.keys() == sums.keys()
+    for place, values in sums.items():
+        finite = [value for value in values if np.isfinite(value)]
+        assert int(found[place]["terms"]) == len(finite)
+        if finite:
+            assert float(found[place]["value"]) == pytest.approx(np.mean(finite), rel=1e-6)
+    step, layer, head = sorted(sums)[0]
+    narrow = rows_of(shell("analyze", path, f"--plugin={plugin}", "--metric", "moved", "--step", step, "--layer", layer, "--head",
+                           head, "--csv", "-"))
+    assert narrow == [found[step, layer, head]]  # a pair counts as its first step
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("own") / "outputs.h5", "--level", "outputs")
+
+
+def test_what_the_command_line_refuses(outputs, tmp_path):
+    plugin = tmp_path / "moved.py"
+    plugin.write_text(PLUGIN)
+    path = outputs
+    listed = shell("analyze", "--plugin", plugin, "--list")
+    assert listed.returncode == 0 and "Mean change of A_out" in listed.stdout
+    for words, code, text in (
+            (["--metric", "of_full"], 1, "needs --record full or above"),
+            (["--metric", "nothing"], 2, "moved, of_full, broken"),
+            (["--metric", "moved", "--by", "k"], 2, "the axes are head, layer, step"),
+            (["--metric", "moved", "--taus", "3"], 2, "--taus: does nothing"),
+            (["--matrix", "token"], 2, "--plugin"),
+            (["--metric", "broken", "--csv", tmp_path / "no.csv"], 1, "metric broken: <blockscope.Step")):
+        done = shell("analyze", path, "--plugin", plugin, *words)
+        assert done.returncode == code and text in done.stderr, (words, done.returncode, done.stderr)
+        assert done.stderr.splitlines()[-1].startswith("blockscope: error: ")
+    assert "KeyError: 'mine'" in done.stderr and not list(tmp_path.glob("no.csv*"))
+    plugin.write_text(PLUGIN[:PLUGIN.index("@blockscope.metric(\"broken\"")])
+    found = json.loads(shell("analyze", path, "--plugin", plugin, "--json", "-").stdout)
+    assert "moved" in [metric["metric"] for metric in found["metrics"]]
+    assert "of_full" in [metric["metric"] for metric in found["unavailable"]]
+    done = shell("info", path, "--plugin", plugin)
+    assert done.returncode == 2 and "--plugin" in done.stderr
+
+
+def test_a_report_of_the_command_line_shows_them(outputs, tmp_path):
+    plugin = tmp_path / "moved.py"
+    plugin.write_text(PLUGIN[:PLUGIN.index("@blockscope.metric(\"broken\"")])
+    done = shell("report", outputs, "--plugin", plugin, "-o", tmp_path / "page.html")
+    assert done.returncode == 0 and "of_full is not on the page: it needs --record full" in done.stderr, done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert "Own metrics" in page and "Mean change of A_out" in page and "Needs keys" not in page
