@@ -14,17 +14,20 @@
 
 namespace blockscope {
 
-struct SplitAttentionSets {
+struct RecordedAttention {
   SplitAttention split;
-  TopKSets sets;  // without the tokens' own sets
+  WeightSpread spread;
+  TopKSets sets;  // without the tokens' own sets; undefined for set_size 0
 };
 
-/// split_attention, and the sets of topk_sets from its weights: index and probability [S, K,
-/// set_size], union_size [S, K]. with_block: normalises over all keys, not only the external ones.
-SplitAttentionSets split_attention_sets(const at::Tensor& q, const at::Tensor& k_ext,
-                                        const at::Tensor& v_ext, const at::Tensor& ext_len,
-                                        const at::Tensor& k_in, const at::Tensor& v_in,
-                                        double scale, int64_t set_size, bool with_block);
+/// split_attention with what a recorder wants of its weights: how they are spread, with the ranges
+/// that end at `ends` [S, R] int64 (WeightSpread::ends), and, for set_size above 0, the sets of
+/// topk_sets: index and probability [S, K, set_size], union_size [S, K]. with_block: normalises
+/// over all keys, not only the external ones.
+RecordedAttention recorded_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                     const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                     const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                                     const at::Tensor& ends, int64_t set_size, bool with_block);
 
 /// layer_statistics (step_statistics.h) of sequence `row`, without queries. All inputs are
 /// contiguous float32 on the CPU. internal [S, H, B, D] and lse_internal [S, H, B]. external and

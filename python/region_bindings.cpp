@@ -4,7 +4,9 @@
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -36,24 +38,37 @@ class RegionsHandle {
 
   std::size_t at(std::int64_t position, bool mask) const { return regions_.at(position, mask); }
 
-  /// Positions [begin, end) outside the block -> their places on the axes `distance`, `region` and
-  /// `answer_block` (kAnswerBlocks: on none), int64.
-  std::tuple<nb::bytearray, nb::bytearray, nb::bytearray> places(
-      const std::vector<std::pair<std::int64_t, std::int64_t>>& ranges, std::int64_t bins) const {
-    std::vector<std::int64_t> distance, region, answer_block;
-    for (const auto& [begin, end] : ranges) {
-      for (std::int64_t position = begin; position < end; ++position) {
+  /// The external keys stand at the positions [begin, end) outside the block. Neighbours with the
+  /// same place on the axes `distance`, `region` and `answer_block` (kAnswerBlocks: on none) make a
+  /// range -> the ends of the ranges among the keys, and the place of each on the three axes;
+  /// int64.
+  std::tuple<nb::bytearray, nb::bytearray, nb::bytearray, nb::bytearray> places(
+      const std::vector<std::pair<std::int64_t, std::int64_t>>& parts, std::int64_t bins) const {
+    using Place = std::array<std::int64_t, 3>;
+    std::vector<std::int64_t> ends;
+    std::array<std::vector<std::int64_t>, 3> axes;
+    std::optional<Place> last;
+    std::int64_t keys = 0;
+    for (const auto& [begin, end] : parts) {
+      for (std::int64_t position = begin; position < end; ++position, ++keys) {
         const bool after = position >= regions_.block_end;
         const std::int64_t far =
             after ? position - regions_.block_end + 1 : regions_.block_start - position;
         const std::int64_t bin = std::min(distance_bin(std::max<std::int64_t>(far, 1)), bins - 1);
-        distance.push_back(after ? bins + bin : bins - 1 - bin);
-        region.push_back(static_cast<std::int64_t>(regions_.at(position, false)));
         const std::int64_t back = regions_.answer_block(position);
-        answer_block.push_back(back < 0 ? kAnswerBlocks : back);
+        const Place place{after ? bins + bin : bins - 1 - bin,
+                          static_cast<std::int64_t>(regions_.at(position, false)),
+                          back < 0 ? kAnswerBlocks : back};
+        if (place != last) {
+          if (last) ends.push_back(keys);
+          for (std::size_t i = 0; i < axes.size(); ++i) axes[i].push_back(place[i]);
+          last = place;
+        }
       }
     }
-    return {to_bytearray(distance), to_bytearray(region), to_bytearray(answer_block)};
+    if (last) ends.push_back(keys);
+    return {to_bytearray(ends), to_bytearray(axes[0]), to_bytearray(axes[1]),
+            to_bytearray(axes[2])};
   }
 };
 
@@ -66,7 +81,7 @@ void bind_regions(nb::module_& module) {
            nb::arg("count"), nb::arg("prompt_length"), nb::arg("block_start"), nb::arg("block_end"),
            nb::arg("parts"))
       .def("at", &RegionsHandle::at, nb::arg("position"), nb::arg("mask"))
-      .def("places", &RegionsHandle::places, nb::arg("ranges"), nb::arg("bins"));
+      .def("places", &RegionsHandle::places, nb::arg("parts"), nb::arg("bins"));
   nb::class_<PromptParts>(module, "PromptParts")
       .def(
           "__init__",

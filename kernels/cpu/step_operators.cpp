@@ -23,8 +23,6 @@ constexpr int64_t kMostWeights = int64_t{64} << 20;
 
 using Tensors2 = std::tuple<at::Tensor, at::Tensor>;
 using Tensors5 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using Tensors8 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
-                            at::Tensor, at::Tensor>;
 
 at::Tensor floats(const std::vector<float>& values) {
   at::Tensor result = at::empty({std::ssize(values)}, at::kFloat);
@@ -93,17 +91,27 @@ const char* row_at(const at::Tensor& x, int64_t row) {
 
 }  // namespace
 
-SplitAttentionSets split_attention_sets(const at::Tensor& q, const at::Tensor& k_ext,
-                                        const at::Tensor& v_ext, const at::Tensor& ext_len,
-                                        const at::Tensor& k_in, const at::Tensor& v_in,
-                                        double scale, int64_t set_size, bool with_block) {
-  check_query("split_attention_sets", q);
-  check_attention("split_attention_sets", q, "k_ext", k_ext, "v_ext", &v_ext);
+RecordedAttention recorded_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                     const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                     const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                                     const at::Tensor& ends, int64_t set_size, bool with_block) {
+  constexpr const char* kOp = "recorded_attention";
+  check_query(kOp, q);
+  check_attention(kOp, q, "k_ext", k_ext, "v_ext", &v_ext);
+  check_tensor(kOp, "ends", ends, at::kLong, at::kCPU);
+  check_shape(kOp, "ends", ends, {q.size(0), -1});
+  RecordedAttention result;
+  const at::Tensor rows = ends.contiguous();
+  const auto* first = rows.const_data_ptr<int64_t>();
+  for (int64_t s = 0; s < q.size(0); ++s, first += rows.size(1)) {
+    result.spread.ends.emplace_back(first, first + rows.size(1));
+  }
   const int64_t bytes = q.size(0) * q.size(1) * q.size(2) * k_ext.size(2) * 4;
   ExternalWeights kept;
-  SplitAttentionSets result;
-  result.split = split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale,
-                                 bytes <= kMostWeights ? &kept : nullptr);
+  result.split =
+      split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale,
+                      set_size > 0 && bytes <= kMostWeights ? &kept : nullptr, &result.spread);
+  if (set_size == 0) return result;
   const at::Tensor lse = with_block
                              ? at::logaddexp(result.split.lse_external, result.split.lse_internal)
                              : result.split.lse_external;
@@ -216,21 +224,28 @@ Tensors2 best_token_rows(const at::Tensor& logits) {
 
 namespace {
 
-Tensors8 sets_real(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& v_ext,
-                   const at::Tensor& ext_len, const at::Tensor& k_in, const at::Tensor& v_in,
-                   double scale, int64_t set_size, bool with_block) {
-  SplitAttentionSets r =
-      split_attention_sets(q, k_ext, v_ext, ext_len, k_in, v_in, scale, set_size, with_block);
-  return {r.split.out.contiguous(), r.split.external, r.split.lse_external, r.split.internal,
-          r.split.lse_internal,     r.sets.index,     r.sets.probability,   r.sets.union_size};
+/// The results in the order of the schema. Sets that were not asked for are empty.
+std::vector<at::Tensor> recorded_real(const at::Tensor& q, const at::Tensor& k_ext,
+                                      const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                      const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                                      const at::Tensor& ends, int64_t set_size, bool with_block) {
+  RecordedAttention r =
+      recorded_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale, ends, set_size, with_block);
+  std::vector<at::Tensor> found{
+      r.split.out.contiguous(), r.split.external,     r.split.lse_external,
+      r.split.internal,         r.split.lse_internal, r.spread.entropy,
+      r.spread.largest,         r.spread.range,       r.spread.key,
+      r.spread.offset};
+  if (set_size > 0) {
+    found.insert(found.end(), {r.sets.index, r.sets.probability, r.sets.union_size});
+  }
+  return found;
 }
 
 TORCH_LIBRARY_FRAGMENT(blockscope, m) {
   m.def(
-      "split_attention_sets(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
-      "Tensor v_in, float scale, int set_size, bool with_block=False) -> (Tensor out, "
-      "Tensor external, Tensor lse_external, Tensor internal, Tensor lse_internal, Tensor index, "
-      "Tensor probability, Tensor union_size)");
+      "recorded_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
+      "Tensor v_in, float scale, Tensor ends, int set_size=0, bool with_block=False) -> Tensor[]");
   m.def(
       "step_statistics(Tensor? external, Tensor? lse_external, Tensor internal, "
       "Tensor lse_internal, Tensor? last_external, Tensor? last_internal, Tensor[] sources, "
@@ -244,7 +259,7 @@ TORCH_LIBRARY_FRAGMENT(blockscope, m) {
 }
 
 TORCH_LIBRARY_IMPL(blockscope, CPU, m) {
-  m.impl("split_attention_sets", sets_real);
+  m.impl("recorded_attention", recorded_real);
   m.impl("step_statistics", step_statistics);
   m.impl("step_gaps", step_gaps);
   m.impl("row_log_sum_exp", row_log_sum_exp);

@@ -17,7 +17,7 @@ from .. import _core
 from ..errors import OperatorsUnavailable
 
 # Operators of recordings: recording/kernels.py calls them, recording/torch_operators.py can replace them.
-_RECORDING = ("split_attention_sets", "step_statistics", "step_gaps", "row_log_sum_exp", "row_divergence",
+_RECORDING = ("recorded_attention", "step_statistics", "step_gaps", "row_log_sum_exp", "row_divergence",
               "best_token_rows")
 _FILE = "libblockscope_kernels.so"
 _CUDA_FILE = "libblockscope_kernels_cuda.so"

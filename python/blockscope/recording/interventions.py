@@ -15,7 +15,7 @@ from .intervention import BlockCall, Intervention, KeptPair, Site
 from .patches import ModelSizes, Numbers, PatchSource
 from .regions import Regions
 from .shapes import LayerShape
-from .split import LayerAttention, Part, Spread
+from .split import LayerAttention, Part
 from .steps import Kind, Pass, Sequence
 
 
@@ -124,10 +124,7 @@ class Interventions:
         attention.external, attention.internal, attention.intervened = external, internal, changed
         if attention.spread is not None:  # of the weights before
             unknown = changed.unsqueeze(-1)
-            values = (x.masked_fill(unknown, math.nan) for x in (
-                attention.spread.entropy, attention.spread.largest, attention.spread.external,
-                attention.spread.internal, attention.spread.offset))
-            attention.spread = Spread(*values, attention.spread.positions)
+            attention.spread = attention.spread.each(lambda x: x.masked_fill(unknown, math.nan))
         if call.rows.index is not None:  # the block's rows are a copy
             for slot, index in enumerate(call.rows.index):
                 whole[slot].index_copy_(1, index, block[slot])

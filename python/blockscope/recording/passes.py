@@ -19,11 +19,12 @@ from .intervention import BlockCall
 from .interventions import Interventions
 from .layer_maps import LayerMap, layer_map
 from .patches import ModelSizes
+from .regions import KeyPlaces
 from .settings import Settings
 from .shapes import LayerShape, LayerShapes, unpacked
 from .split import LayerAttention, Part, Sets, Spread, split_attention
 from .steps import Kind, Pass, PassInput, Sequence
-from .torch_operators import scaled_scores, weight_spread
+from .torch_operators import scaled_scores
 from .trails import Lost
 
 
@@ -35,7 +36,8 @@ NO_GRADIENTS = "interventions have no gradients. HINT: decode within torch.no_gr
 
 
 class RunningPass:
-    def __init__(self, number: int, given: PassInput, passes: list[Pass], settings: Settings, num_layers: int) -> None:
+    def __init__(self, number: int, given: PassInput, passes: list[Pass], sequences: list[Sequence], settings: Settings,
+                 num_layers: int) -> None:
         self.number = number
         self.given = given
         self.passes = passes
@@ -43,6 +45,7 @@ class RunningPass:
         self.num_layers = num_layers
         self.geometry: Geometry | None = None
         self.denoises = any(one.kind is Kind.DENOISE for one in passes)
+        self.places = KeyPlaces(settings.regions, sequences, [one.block_start for one in passes], settings.block_length)
         self.layer = -1  # that runs now
         self.attention: dict[int, LayerAttention] = {}
         self.hidden: dict[int, torch.Tensor] = {}  # [S, B, hidden_size]
@@ -102,14 +105,14 @@ class RunningPass:
             scores = scaled_scores(q, k, call.scale)
             biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
         self._keep_call(q, k, v, call, ranges, biases, rows)
-        out, external, internal, sets = self._attend(q, k, v, call, ranges, biases, rows)
+        out, external, internal, spread, sets = self._attend(q, k, v, call, ranges, biases, rows)
         if check and call.out is not None:
             _compare(out, rows.of(call.out, 2), where)
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
             external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2),
-            self._spread(q, k, call, ranges, biases, rows, chosen),
+            None if spread is None else spread.each(chosen.kept),
             map=self._map(q, k, call, ranges, biases, rows, chosen))
 
     def state(self, layer: int) -> None:
@@ -138,10 +141,9 @@ class RunningPass:
         if biases.any or ranges.hidden or ranges.offset:
             return None
         self._keep_call(call.q, k, v, call, ranges, biases, rows)
-        out, external, internal, sets = self._attend(call.q, k, v, call, ranges, biases, rows)
+        out, external, internal, spread, sets = self._attend(call.q, k, v, call, ranges, biases, rows)
         self.attention[self.layer] = LayerAttention(
-            external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2),
-            self._spread(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)),
+            external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2), spread,
             map=self._map(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
         return out
 
@@ -214,35 +216,27 @@ class RunningPass:
         sets = None if like.sets is None else Sets(
             torch.full_like(like.sets.index, -1), unknown, torch.full_like(like.sets.union_size, -1),
             key_norm=unknown, value_norm=unknown)
-        spread = None if like.spread is None else Spread(
-            *(torch.full_like(x, math.nan) for x in (like.spread.entropy, like.spread.largest, like.spread.external,
-                                                     like.spread.internal, like.spread.offset)), like.spread.positions)
+        spread = None if like.spread is None else like.spread.each(lambda x: torch.full_like(x, math.nan))
         return LayerAttention(part(like.external), part(like.internal), torch.full_like(like.query, math.nan), sets,
                               like.key, like.value, spread)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
-                biases: Biases, rows: BlockRows) -> tuple[torch.Tensor, Part, Part, Sets | None]:
-        """Both parts together, each of them, and the external keys' sets."""
-        settings = self.settings
-        out, external, internal, sets = split_attention(
+                biases: Biases, rows: BlockRows) -> tuple[torch.Tensor, Part, Part, Spread | None, Sets | None]:
+        """Both parts together, each of them, how the weights are spread, and the external keys' sets."""
+        settings, places = self.settings, None
+        q, k, v = q.detach(), k.detach(), v.detach()
+        if settings.at_least("summary") and self.denoises:
+            places = self.places.of(tuple((begin + ranges.offset, end + ranges.offset) for begin, end in ranges.external))
+        out, external, internal, spread, sets = split_attention(
             q, (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2)), call.scale,
-            call.softcap, biases, settings.set_size if self.denoises else 0, settings.set_normaliser != "prefix",
-            settings.at_least("full"), rows.there)
+            call.softcap, biases, places, settings.set_size if self.denoises else 0,
+            settings.set_normaliser != "prefix", settings.at_least("full"), rows.there)
         if sets is not None and ranges.offset:
             sets.index = torch.where(sets.index >= 0, sets.index + ranges.offset, sets.index)
             if sets.token_index is not None:
                 sets.token_index = torch.where(sets.token_index >= 0, sets.token_index + ranges.offset,
                                                sets.token_index)
-        return out, external, internal, sets
-
-    def _spread(self, q: torch.Tensor, k: torch.Tensor, call: AttentionCall, ranges: KeyRanges, biases: Biases,
-                rows: BlockRows, chosen: HeadChoice) -> Spread | None:
-        if not self.settings.at_least("summary") or not self.denoises:
-            return None
-        values = weight_spread(q.detach(), ranges.of(k, 2).detach(), ranges.inside(k, 2).detach(), call.scale,
-                               call.softcap, biases.external, biases.internal, rows.there)
-        positions = tuple((begin + ranges.offset, end + ranges.offset) for begin, end in ranges.external)
-        return Spread(*(chosen.kept(x) for x in values), positions)
+        return out, external, internal, spread, sets
 
     def _map(self, q: torch.Tensor, k: torch.Tensor, call: AttentionCall, ranges: KeyRanges, biases: Biases,
              rows: BlockRows, chosen: HeadChoice) -> LayerMap | None:

@@ -262,8 +262,8 @@ class Recorder:
             observed = self._batch.observe(given)
             self._changes = [change for _, change in observed]
             self._shift.decided(self._changes)
-            running = RunningPass(self._num_passes, given, [one for one, _ in observed], self._settings,
-                                  self._num_layers)
+            running = RunningPass(self._num_passes, given, [one for one, _ in observed], self._batch.sequences,
+                                  self._settings, self._num_layers)
             self._num_passes += 1
         running.own_ns += time.perf_counter_ns() - begun
         self._running, self._thread = running, threading.get_ident()

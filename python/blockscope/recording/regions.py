@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import _core
 from .._arguments import whole_number, whole_numbers
 from ..errors import UsageError
@@ -65,6 +67,39 @@ class Regions:
         if not self._pieces:
             return None
         return [self._pieces[token] if token < len(self._pieces) else b"" for token in prompt]
+
+
+class KeyPlaces:
+    """Where the external keys of a pass stand on the axes of /spread. Keys that stand next to each other and at one
+    place on all axes make a range."""
+
+    def __init__(self, regions: Regions, sequences: list[Sequence], starts: list[int], size: int) -> None:
+        """starts: position of each sequence's block. size: its length."""
+        self._regions, self._blocks, self._size = regions, list(zip(sequences, starts)), size
+        self._known: dict[tuple[tuple[int, int], ...], tuple[torch.Tensor, torch.Tensor]] = {}  # windows differ by layer
+
+    def of(self, positions: tuple[tuple[int, int], ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions: [begin, end) of the keys. Returns the ends of the ranges among them [S, R], and the place of each
+        range [S, 3, R] on the axes distance, region and answer block; int64. Ranges at the end may be empty."""
+        found = self._known.get(positions)
+        if found is None:
+            numbers = []
+            for sequence, start in self._blocks:
+                around = self._regions.around(sequence, start, self._size)
+                numbers.append([_numbers(x) for x in around.places(list(positions), _core.distance_bins)])
+            most = max(len(ends) for ends, *_ in numbers)
+            wide = [torch.stack([_filled(x, most) for x in one]) for one in numbers]
+            found = self._known[positions] = (torch.stack([x[0] for x in wide]), torch.stack([x[1:] for x in wide]))
+        return found
+
+
+def _numbers(values: bytearray) -> torch.Tensor:
+    return torch.frombuffer(values, dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)
+
+
+def _filled(x: torch.Tensor, size: int) -> torch.Tensor:
+    """With its last element again at the end."""
+    return x if len(x) == size or len(x) == 0 else torch.cat([x, x[-1:].expand(size - len(x))])
 
 
 def read_regions(given: Any, tokenizer: Any) -> Regions:

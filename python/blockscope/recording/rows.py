@@ -185,9 +185,7 @@ class RowWriter:
         values = history.summarise(one, now, exact)
         if not one.recorded(self._settings):
             return
-        regions = self._settings.regions
-        around = regions.around(sequence, one.block_start, len(one.masked))
-        values.update(spread_of(now, one, around, regions.names, bool(self._bidirectional), _core.distance_bins))
+        values.update(spread_of(now, one, self._settings.regions.names, bool(self._bidirectional)))
         for path, value in values.items():
             row.copies.add(path, value, torch.float32)
         if now.has_sets and exact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,14 +45,19 @@ def _norms(all_rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Spread:
-    """How the weights are spread over the keys: means over the queries, as torch_operators.weight_spread gives them."""
+    """How the weights are spread over the keys: means over the queries, as recorded_attention gives them."""
 
     entropy: torch.Tensor  # [S, H, 3]: external keys, the block's, all
     largest: torch.Tensor  # [S, H, 3]
-    external: torch.Tensor  # [S, H, N]
+    range: torch.Tensor  # [S, H, R]: of each range of external keys
     internal: torch.Tensor  # [S, H, B]
     offset: torch.Tensor  # [S, H, 2 B - 1]
-    positions: tuple[tuple[int, int], ...]  # [begin, end) of the external keys, absolute
+    places: torch.Tensor  # [S, 3, R], of the ranges: KeyPlaces
+
+    def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Spread:
+        """With of(values)."""
+        return Spread(*(of(x) for x in (self.entropy, self.largest, self.range, self.internal, self.offset)),
+                      self.places)
 
 
 @dataclass
@@ -69,25 +75,33 @@ class LayerAttention:
 
 def split_attention(
     q: torch.Tensor, external: tuple[torch.Tensor, torch.Tensor], internal: tuple[torch.Tensor, torch.Tensor],
-    scale: float, softcap: float, biases: Biases, set_size: int, with_block: bool, with_tokens: bool,
-    there: torch.Tensor | None,
-) -> tuple[torch.Tensor, Part, Part, Sets | None]:
+    scale: float, softcap: float, biases: Biases, ranges: tuple[torch.Tensor, torch.Tensor] | None, set_size: int,
+    with_block: bool, with_tokens: bool, there: torch.Tensor | None,
+) -> tuple[torch.Tensor, Part, Part, Spread | None, Sets | None]:
     """For q [S, H, B, D] over keys and values [S, K, N, D]: attention over all keys [S, H, B, D] in q's type, both
-    parts, and the sets of external keys (set_size 0: none). with_block: normalise over all keys, not only the external
-    ones. there [S, B]: the queries that count for the sets; None: all."""
+    parts, the spread over the ranges of KeyPlaces.of (None: none), and the sets of external keys (set_size 0: none).
+    with_block: normalise over all keys, not only the external ones. there [S, B]: the queries that count for spread and
+    sets; None: all."""
     length = torch.full((q.shape[0],), external[0].shape[2], dtype=torch.int64)
     given = q, *external, length, *internal, scale
     more = (softcap, biases.external, biases.internal) if softcap or biases.any else ()  # than the library has
     operators = kernels.operators(not more and kernels.fit(q, *external, *internal))
-    if set_size > 0 and there is None and not with_tokens:
-        out, *parts = operators.split_attention_sets(*given, set_size, with_block, *more)
+    if ranges is None:
+        out, *parts = operators.split_attention(*given, *more)
+        return out, Part(*parts[:2]), Part(*parts[2:4]), None, None
+    size = 0 if with_tokens else set_size  # the library has no operator for the tokens' own sets
+    if there is None:
+        out, *parts = operators.recorded_attention(*given, ranges[0], size, with_block, *more)
     else:
         out, *parts = operators.split_attention(*given, *more)
-        if set_size > 0:  # the library registers no operator for these sets
-            lse = torch.logaddexp(parts[1], parts[3]) if with_block else parts[1]
-            parts += torch_operators.topk_sets(q, external[0], length, lse, set_size, scale, with_tokens, softcap,
-                                               biases.external, there)
-    sets = Sets(*parts[4:]) if parts[4:] else None
+        parts += torch_operators.weight_spread(q, external[0], internal[0], scale, ranges[0], softcap, biases.external,
+                                               biases.internal, there)
+        size = 0
+    if set_size > size:
+        lse = torch.logaddexp(parts[1], parts[3]) if with_block else parts[1]
+        parts += torch_operators.topk_sets(q, external[0], length, lse, set_size, scale, with_tokens, softcap,
+                                           biases.external, there)
+    sets = Sets(*parts[9:]) if set_size else None
     if sets is not None:
         sets.measure(*external)
-    return out, Part(*parts[:2]), Part(*parts[2:4]), sets
+    return out, Part(*parts[:2]), Part(*parts[2:4]), Spread(*parts[4:9], ranges[1]), sets

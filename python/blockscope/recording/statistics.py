@@ -71,28 +71,22 @@ def recall(first: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     return share.masked_fill((now[..., 0] < 0) | (first[..., 0] < 0), math.nan)
 
 
-def spread_of(now: LayerValues, one: Pass, around: _core.SequenceRegions, names: list[str], bidirectional: bool,
-              bins: int) -> dict[str, torch.Tensor]:
-    """The datasets /spread of a row, [L, H, ...]. names: of all regions. bins: powers of two on each side of the
-    block."""
+def spread_of(now: LayerValues, one: Pass, names: list[str], bidirectional: bool) -> dict[str, torch.Tensor]:
+    """The datasets /spread of a row, [L, H, ...]. names: of all regions."""
     first = now.layers[0].spread
     if first is None:
         return {}
     device = first.internal.device
     internal = now.stacked(lambda layer: layer.spread.internal)  # [L, H, B]
     masks = torch.tensor(one.masked, dtype=torch.bool, device=device)
-    distance = internal.new_zeros(*internal.shape[:2], bins * (2 if bidirectional else 1))
+    distance = internal.new_zeros(*internal.shape[:2], _core.distance_bins * (2 if bidirectional else 1))
     region = internal.new_zeros(*internal.shape[:2], len(names))
     answer_block = internal.new_zeros(*internal.shape[:2], _core.answer_blocks + 1)  # the last: no answer block
     region[..., names.index("masks")] = internal[..., masks].sum(-1)
     region[..., names.index("decided")] = internal[..., ~masks].sum(-1)
-    known: dict[tuple[tuple[int, int], ...], list[torch.Tensor]] = {}  # windows differ between layers
     for index, layer in enumerate(now.layers):
-        positions = layer.spread.positions
-        if positions not in known:
-            known[positions] = [_numbers(places).to(device) for places in around.places(list(positions), bins)]
-        for values, places in zip((distance, region, answer_block), known[positions]):
-            values[index].index_add_(1, places, layer.spread.external[now.slot])
+        for values, places in zip((distance, region, answer_block), layer.spread.places[now.slot].to(device)):
+            values[index].index_add_(1, places, layer.spread.range[now.slot])
     unknown = internal.isnan().any(-1, keepdim=True)
     return {"/spread/entropy": now.stacked(lambda layer: layer.spread.entropy),
             "/spread/largest": now.stacked(lambda layer: layer.spread.largest),
@@ -100,10 +94,6 @@ def spread_of(now: LayerValues, one: Pass, around: _core.SequenceRegions, names:
             "/spread/distance": distance.masked_fill(unknown, math.nan),
             "/spread/region": region.masked_fill(unknown, math.nan),
             "/spread/answer_block": answer_block[..., :-1].masked_fill(unknown, math.nan)}
-
-
-def _numbers(values: bytearray) -> torch.Tensor:
-    return torch.frombuffer(values, dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)
 
 
 @dataclass

@@ -98,14 +98,24 @@ def split_attention(
     return _merged(*external, *internal).to(q.dtype), *external, *internal
 
 
-def split_attention_sets(
-    q: Tensor, k_ext: Tensor, v_ext: Tensor, ext_len: Tensor, k_in: Tensor, v_in: Tensor, scale: float, set_size: int,
-    with_block: bool = False, softcap: float = 0.0, bias_ext: Tensor | None = None, bias_in: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """The results of split_attention, and index, probability, union_size"""
-    split = split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale, softcap, bias_ext, bias_in)
-    lse = torch.logaddexp(split[2], split[4]) if with_block else split[2]
-    return *split, *topk_sets(q, k_ext, ext_len, lse, set_size, scale, False, softcap, bias_ext)
+def recorded_attention(
+    q: Tensor, k_ext: Tensor, v_ext: Tensor, ext_len: Tensor, k_in: Tensor, v_in: Tensor, scale: float, ends: Tensor,
+    set_size: int = 0, with_block: bool = False, softcap: float = 0.0, bias_ext: Tensor | None = None,
+    bias_in: Tensor | None = None,
+) -> list[Tensor]:
+    """The results of split_attention and weight_spread; with a set_size also index, probability, union_size"""
+    found = [*split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale, softcap, bias_ext, bias_in)]
+
+    def spread(q: Tensor, k_in: Tensor, ends: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+        *bias_in, k_ext, bias_ext = others
+        return weight_spread(q, k_ext, k_in, scale, ends[:, 0], softcap, bias_ext, *bias_in)
+
+    inside = [] if bias_in is None else [bias_in.expand(len(q), -1, -1, -1)]
+    found += _by_length(ext_len, spread, [q, k_in, ends.unsqueeze(1), *inside], [k_ext], bias_ext)
+    if set_size:
+        lse = torch.logaddexp(found[2], found[4]) if with_block else found[2]
+        found += topk_sets(q, k_ext, ext_len, lse, set_size, scale, False, softcap, bias_ext)
+    return found
 
 
 def _exact_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -160,12 +170,13 @@ def _sets(q: Tensor, lse: Tensor, k_ext: Tensor, bias: Tensor | None, size: int,
 
 
 def weight_spread(
-    q: Tensor, k_ext: Tensor, k_in: Tensor, scale: float, softcap: float = 0.0, bias_ext: Tensor | None = None,
-    bias_in: Tensor | None = None, rows: Tensor | None = None,
+    q: Tensor, k_ext: Tensor, k_in: Tensor, scale: float, ends: Tensor, softcap: float = 0.0,
+    bias_ext: Tensor | None = None, bias_in: Tensor | None = None, rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """How the weights are spread over all N external keys and the block's, as WeightSpread of kernels/ops.h: entropy and
-    largest weight [S, H, 3], mean weight of each external key [S, H, N] and of each key of the block [S, H, B], and of
-    the block's keys by offset [S, H, 2 B - 1]. Means over the queries of rows [S, B] bool; NaN without any."""
+    largest weight [S, H, 3], mean weight of each range of external keys [S, H, R], which end at ends [S, R], and of each
+    key of the block [S, H, B], and of the block's keys by offset [S, H, 2 B - 1]. Means over the queries of rows [S, B]
+    bool; NaN without any."""
     sequences, heads, block, _ = q.shape
     kv_heads, outside, inside = k_ext.shape[1], k_ext.shape[2], k_in.shape[2]
     group = heads // kv_heads
@@ -174,6 +185,8 @@ def weight_spread(
     share = (counts / counts.sum(-1, keepdim=True))[:, None, :, None]  # NaN without rows
     place = torch.arange(inside, device=q.device)
     offset = (place - torch.arange(block, device=q.device).unsqueeze(-1) + block - 1).flatten()
+    key = torch.arange(outside, device=q.device).expand(sequences, -1).contiguous()
+    of_range = torch.searchsorted(ends.to(q.device), key, right=True)  # [S, N]
     found = []
     for begin in range(0, kv_heads, step):
         part = slice(begin, min(begin + step, kv_heads))
@@ -195,7 +208,9 @@ def weight_spread(
         mean = (weights * share).sum(2)
         own = (weights[..., outside:] * share).flatten(2)
         by_offset = own.new_zeros(*own.shape[:2], block + inside - 1).index_add_(2, offset, own)
-        found.append([*((x * share).sum(2) for x in values), mean[..., :outside], mean[..., outside:], by_offset])
+        by_range = mean.new_zeros(*mean.shape[:2], ends.shape[1] + 1).scatter_add_(  # the last: after all ends
+            2, of_range.unsqueeze(1).expand(-1, mean.shape[1], -1), mean[..., :outside])[..., :-1]
+        found.append([*((x * share).sum(2) for x in values), by_range, mean[..., outside:], by_offset])
     return tuple(torch.cat(parts, 1) for parts in zip(*found))
 
 
