@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..errors import UsageError
-from . import multihead, operators
+from . import multihead, operators, spelled_out
 from .calls import AttentionCall, Maker, scale_of
 from .spelled_out import SpelledOut
 from .trails import Lost
@@ -51,10 +51,23 @@ def _of_sdpa(out: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, v
 
 _SDPA = torch._C._nn.scaled_dot_product_attention  # itself, whatever stands for it in torch.nn.functional
 _OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_MOST_KINDS = 4096
+
+
+_kinds: dict[Any, tuple[Maker | None, str]] = {}  # of functions that were called
+
+
+def _kind_of(function: Any) -> tuple[Maker | None, str]:
+    """What makes a call of it, and what it is to spelled-out attention. Called for every operation of a forward pass."""
+    found = _kinds.get(function)
+    if found is None:
+        found = _maker_of(function), spelled_out.kind_of(function)
+        if len(_kinds) < _MOST_KINDS:  # some functions are made for one call
+            _kinds[function] = found
+    return found
 
 
 def _maker_of(function: Any) -> Maker | None:
-    """Called for every operation of a forward pass, so it must be cheap."""
     if function is _SDPA:
         return lambda function, result, args, kwargs: _of_sdpa(result, *args, **kwargs)
     if function is torch.nn.functional.multi_head_attention_forward:
@@ -90,10 +103,10 @@ class _Seer(TorchFunctionMode):
                 return given
         result = function(*args, **kwargs)
         if not self.hidden:
-            maker = _maker_of(function)
+            maker, kind = _kind_of(function)
             if maker is not None:
                 self.show(maker, function, result, args, kwargs)
-            else:
+            elif self._spelled_out.wants(kind):
                 self._spelled_out.see(function, args, kwargs, result)
         return result
 

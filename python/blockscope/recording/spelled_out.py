@@ -33,8 +33,14 @@ _REDUCE = {"max": "largest", "amax": "largest", "logsumexp": "log of the sum", "
 _Made = Union[Node, str, None]  # what an operation makes; why it ends the trail; None: it completes the attention
 
 
+def kind_of(function: Any) -> str:
+    """``product``, ``view`` or nothing."""
+    name = getattr(function, "__name__", "")
+    return "product" if name in PRODUCTS else "view" if name in _VIEWS else ""
+
+
 class SpelledOut:
-    """Sees every operation of a forward pass, so it must be cheap for operations that don't matter."""
+    """Sees the operations of a forward pass that it wants."""
 
     def __init__(self, found: Callable[[AttentionCall], None], lost: Callable[[Lost], None], sequences: int,
                  length: int) -> None:
@@ -42,6 +48,10 @@ class SpelledOut:
         self._sequences, self._length = sequences, length  # of the pass
         self._nodes: dict[int, tuple[weakref.ref[torch.Tensor], Node]] = {}
         self._views = Views()
+
+    def wants(self, kind: str) -> bool:
+        """Whether an operation of this kind can matter now. Without scores to follow, few can."""
+        return bool(self._nodes) or kind == "product" or kind == "view" and self._sequences > 1
 
     def see(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         name = getattr(function, "__name__", "")
