@@ -411,9 +411,9 @@ class Recorder:
                 self._shapes.the_one([name for name, _ in self._layers])
             running.require_patched(self._layers)
             logits = running.given.own(logits_of(output))
-            self._shift.take(running, logits)
             self._rows.open(self._batch, running, logits, self._shape or assumed_shape(self._model))
-            self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
+            predictions = self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
+            self._shift.take(running, predictions)
 
     def _end_watch(self) -> None:
         if self._watch is not None:

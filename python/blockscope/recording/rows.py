@@ -95,8 +95,8 @@ class RowWriter:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def collect(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None, histories: list[History],
-                first_predictions: list[tuple[tuple[int, int], Predictions | None]]) -> None:
-        """Takes the results of the pass."""
+                first_predictions: list[tuple[tuple[int, int], Predictions | None]]) -> list[Predictions | None]:
+        """Takes the results of the pass. Returns each sequence's predictions."""
         count = len(running.passes)
         del histories[count:], first_predictions[count:]
         rows = []
@@ -122,6 +122,7 @@ class RowWriter:
                     self._add_attention(row, slot, running, sequence, histories[slot])
             rows.append(row)
         self._waiting.append(rows)
+        return [row.predictions for row in rows]
 
     def _predictions(self, one: Pass, computed: list[int] | None, given: PassInput,
                      logits: torch.Tensor) -> Predictions | None:
@@ -160,7 +161,7 @@ class RowWriter:
             whole[first:first + count] = values
             return whole
 
-        token, confidence = now.top1()
+        token, confidence = now.best
         row.copies.add("/prediction/token", among_block(token, -1), torch.int32)
         row.copies.add("/prediction/confidence", among_block(confidence, math.nan), torch.float32)
         if not self._settings.at_least("summary"):

@@ -201,8 +201,9 @@ class Predictions:
         """[R]"""
         return kernels.of(self.logits).row_log_sum_exp(self.logits)
 
-    def top1(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token, probability: [R]."""
+    @functools.cached_property
+    def best(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The token with the largest probability, and this: [R]. -1 and NaN without a prediction."""
         token, probability = kernels.of(self.logits).best_token_rows(self.logits)
         if self.missing is not None:
             token, probability = token.masked_fill(self.missing, -1), probability.masked_fill(self.missing, math.nan)
