@@ -7,14 +7,11 @@ import contextlib
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .. import _core
 from ..errors import UsageError
 from . import kernels
 from .attention import Watch, unseen, watch_multihead
@@ -26,6 +23,7 @@ from .geometry import Geometry
 from .interventions import Interventions
 from .interface import unwatch_interface, watch_interface
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS, Inputs, find_layers, logits_of
+from .open_trace import OpenTrace
 from .order import BatchOrder
 from .passes import NO_GRADIENTS, RunningPass
 from .rows import RowWriter
@@ -33,31 +31,27 @@ from .settings import Settings, config_value
 from .shapes import LayerShape, LayerShapes, assumed_shape, configured_shape
 from .shift import ShiftCheck
 from .statistics import History, Predictions
-from .steps import Change, Kind, Statement
+from .steps import Change, Statement, kind_named
 from .trails import Lost
 
 
-class Recorder:
+class Recorder(OpenTrace):
     """The ``run`` of ``with blockscope.record(...) as run``. The loop needs none of its methods if the model's inputs
     show everything."""
 
     def __init__(self, model: torch.nn.Module, path: bytes, settings: Settings, *, tokenizer: Any,
                  decoder_layers: Any, force: bool) -> None:
-        self._model, self._path, self._settings = model, path, settings  # as it is called
+        self._model, self._settings = model, settings  # as it is called
         model = uncompiled(model)
         if settings.attention == "replace":
             kernels.require(model)
-        self._force = force
         self._entrances = Entrances(self._model, settings.batch_rows)
         self._looks_inside = settings.at_least("summary") or bool(settings.interventions)
         self._layers = find_layers(model, decoder_layers) if self._looks_inside or decoder_layers is not None else []
         self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
-        self._recorded = self._recorded_layers()
         heads = config_value(model, *NUM_HEADS)
-        if settings.maps is not None:
-            if heads is not None and settings.heads is None:
-                settings.maps.among("heads", range(heads))
-            self._settings = settings = replace(settings, maps=settings.maps.within(self._recorded))
+        self._settings = settings = settings.within(self._num_layers, heads)
+        self._recorded = settings.recorded_layers(self._num_layers)
         self._interventions = Interventions(settings.interventions, self._num_layers, heads, settings.regions)
         shown = self._recorded if settings.at_least("summary") else []
         self._looked_at = {*shown, *self._interventions.layers}
@@ -65,7 +59,7 @@ class Recorder:
         self._configured = None if self._looks_inside else configured_shape(model)
         self._order = BatchOrder()
         self._batch = Batch(settings)
-        self._rows = RowWriter(path, settings, model, tokenizer, self._recorded, force)
+        super().__init__(path, force, RowWriter(path, settings, model, tokenizer, self._recorded, force))
         self._histories: list[History] = []
         self._first_predictions: list[tuple[tuple[int, int], Predictions | None]] = []
         self._statement = Statement()
@@ -76,25 +70,15 @@ class Recorder:
         self._thread = 0
         self._hooks: list[Any] = []
         self._paused = False
-        self._pid = os.getpid()
         self._num_passes = 0
         self._checked: set[int] = set()  # layers whose attention was compared with what the model got
-
-    def _recorded_layers(self) -> list[int]:
-        chosen = self._settings.layers
-        if chosen is None:
-            return list(range(self._num_layers))
-        if chosen[-1] >= self._num_layers:
-            raise UsageError(f"layers: expected 0 to {self._num_layers - 1}, got {chosen[-1]}")
-        return chosen
 
     # --- what users call ----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
         if self._hooks:
             raise UsageError("the recording is open already")
-        _core.check_trace_target(self._path, True)  # refuses a trace that is being written, even with `force`
-        self._refuse_existing()
+        self._refuse_target()
         self._interventions.open(config_value(uncompiled(self._model), *HIDDEN_SIZE))
         if self._looks_inside:
             watch_interface()
@@ -137,22 +121,9 @@ class Recorder:
         if os.getpid() != self._pid:
             return
         try:
-            self._abandon()
-            if error is None:
-                self._rows.finish(self._batch)
-            else:
-                self._rows.suspend()
-        except Exception as second:
-            if error is None:
-                raise
-            note = f"blockscope: the trace couldn't be closed: {second}"  # the user's exception continues
-            if hasattr(error, "add_note"):
-                error.add_note(note)
-            else:
-                warnings.warn(note, stacklevel=2)
+            self._close(error, lambda: self._rows.finish(self._batch))
         finally:
             self._interventions.close()
-            self._rows.release()
 
     def begin_sequence(self, *, prompt_length: int | None = None, gen_length: int | None = None,
                        name: str | SequenceOf[str] = "") -> None:
@@ -181,12 +152,10 @@ class Recorder:
 
         positions: ascending, [R] or [S, R]. As many as the pass has tokens: their positions. Fewer: the positions that
         the model computes, if it gets the whole sequence and skips rows inside."""
-        kinds = {"prefill": Kind.PREFILL, "denoise": Kind.DENOISE, "commit": Kind.COMMIT}
-        if kind is not None and kind not in kinds:
-            raise UsageError(f"kind: expected {', '.join(kinds)}, got {kind!r}")
+        named = kind_named(kind)
         if start is not None and positions is not None:
             raise UsageError("run.step: expected either start or positions, got both")
-        self._statement = Statement(start, block_start, kinds[kind] if kind else None, _rising(positions))
+        self._statement = Statement(start, block_start, named, _rising(positions))
 
     def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
                   mask: torch.Tensor | None = None, scale: float | None = None) -> None:
@@ -220,26 +189,7 @@ class Recorder:
         finally:
             self._paused = before
 
-    @property
-    def path(self) -> str:
-        """The name of the trace. Until the recording ends, the file has ``.partial`` at the end of its name."""
-        return os.fsdecode(self._path)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows passed to the writer so far."""
-        return self._rows.num_rows
-
-    def commit(self) -> None:
-        """Waits until all rows so far are safe from ``kill -9``."""
-        self._rows.commit()
-
     # --- hooks --------------------------------------------------------------------------------------------------------
-
-    def _refuse_existing(self) -> None:
-        for name in (self._path, self._path + b".partial"):
-            if not self._force and os.path.lexists(name):
-                raise UsageError(f"{os.fsdecode(name)}: exists already. HINT: record(..., force=True) replaces it")
 
     def _idle(self) -> bool:
         return self._paused or os.getpid() != self._pid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._arguments import whole_number, whole_numbers
@@ -103,6 +103,22 @@ class Settings:
 
     def at_least(self, level: str) -> bool:
         return LEVELS.index(self.level) >= LEVELS.index(level)
+
+    def recorded_layers(self, num_layers: int) -> list[int]:
+        if self.layers is None:
+            return list(range(num_layers))
+        if self.layers[-1] >= num_layers:
+            raise UsageError(f"layers: expected 0 to {num_layers - 1}, got {self.layers[-1]}")
+        return self.layers
+
+    def within(self, num_layers: int, num_heads: int | None) -> Settings:
+        """The same for a model of these sizes. num_heads: None if its configuration doesn't say."""
+        recorded = self.recorded_layers(num_layers)
+        if self.maps is None:
+            return self
+        if num_heads is not None and self.heads is None:
+            self.maps.among("heads", range(num_heads))
+        return replace(self, maps=self.maps.within(recorded))
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, block_length: int | None, mask_token_id: int | None,

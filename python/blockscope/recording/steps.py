@@ -24,6 +24,14 @@ class Kind(IntEnum):
     COMMIT = 2
 
 
+def kind_named(name: str | None) -> Kind | None:
+    """The kind that run.step() names; None: to be inferred."""
+    names = [kind.name.lower() for kind in Kind]
+    if name is not None and name not in names:
+        raise UsageError(f"kind: expected {', '.join(names)}, got {name!r}")
+    return None if name is None else Kind(names.index(name))
+
+
 @dataclass(frozen=True)
 class Statement:
     """The statements of run.step() about the next pass; None: to be inferred."""
