@@ -9,8 +9,8 @@
     similarity = trace.analyze("similarity")       # xarray: means, and their numbers of terms
     similarity.similarity_external.sel(layer=3)
 
-Only `blockscope.ops` (the attention operators), `blockscope.record` and `blockscope.Model` need torch. docs/python.md
-is the guide.
+Only `blockscope.ops` (the attention operators), `blockscope.record`, `blockscope.record_engine` and
+`blockscope.Model` need torch. docs/python.md is the guide.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .errors import (
 )
 from .figures import Figure
 from .own_metrics import metric
-from .recording import record
+from .recording import record, record_engine
 from .reporting import Report, report
 from .sequences import Delta, Frame, Sequence, Sequences
 from .trace import Trace, open
@@ -66,8 +66,8 @@ __all__ = [
     "Delta", "Error", "Figure", "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "PromptError",
     "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace", "TraceError", "TraceLocked",
     "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "attention_map", "cache", "calibrate",
-    "compare", "compare_backbone", "metric", "metrics", "open", "policy", "record", "report", "similarity_matrix",
-    "strategy",
+    "compare", "compare_backbone", "metric", "metrics", "open", "policy", "record", "record_engine", "report",
+    "similarity_matrix", "strategy",
 ]
 
 

@@ -1,5 +1,5 @@
-"""Records a trace of any PyTorch model while its own loop decodes with it. :func:`record` is the only public function;
-it imports torch when it is called."""
+"""Records a trace of any PyTorch model while its own loop decodes with it (:func:`record`), or while a serving engine
+does (:func:`record_engine`). Both import torch when they are called."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from ..errors import UsageError
 if TYPE_CHECKING:  # pragma: no cover
     from collections.abc import Iterable
 
+    from .engines import EngineRecorder
     from .recorder import Recorder
 
 
-def _torch() -> Any:
+def _torch(function: str) -> Any:
     try:
         import torch
     except ImportError as error:
         raise ImportError(
-            f"blockscope.record: needs torch, which this Python doesn't have ({error}). HINT: install the torch that "
-            "your model runs with; opening and analysing traces needs none"
+            f"blockscope.{function}: needs torch, which this Python doesn't have ({error}). HINT: install the torch "
+            "that your model runs with; opening and analysing traces needs none"
         ) from error
     return torch
 
@@ -105,7 +106,7 @@ def record(
         which don't show the messages.
     force: replace an existing trace.
     """
-    torch = _torch()
+    torch = _torch("record")
     from .intervention_texts import read_interventions
     from .model import encoder_and_decoder, model_within
     from .recorder import Recorder
@@ -126,3 +127,51 @@ def record(
         regions=read_regions(regions, tokenizer), canvas=canvas)
     return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
                     force=force)
+
+
+def record_engine(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    level: str = "outputs",
+    block_length: int | None = None,
+    mask_token_id: int | None = None,
+    tokenizer: Any = None,
+    gen_length: int | None = None,
+    bidirectional: bool | None = None,
+    logit_shift: int | None = None,
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    steps: Iterable[int] | None = None,
+    blocks: Iterable[int] | None = None,
+    set_size: int = 32,
+    set_normaliser: str = "prefix",
+    array_type: str = "bf16",
+    maps: Any = None,
+    regions: Any = None,
+    force: bool = False,
+) -> EngineRecorder:
+    """Records what a serving engine's worker does within ``with blockscope.record_engine(...) as run:`` as a trace at
+    ``path``. The worker wraps each forward pass in ``run.batch(...)`` and states attention and logits
+    (:class:`EngineRecorder`); each request is a sequence of the trace. No token changes.
+
+    model: the engine's ``torch.nn.Module``. Only its ``config`` and the type and device of its parameters are read.
+    The other arguments are those of :func:`record`. mask_token_id: None: from ``model.config`` or the tokenizer.
+
+    Errors are :class:`UsageError`. One within ``run.batch(...)`` leaves the trace as ``.partial``, with all rows so
+    far."""
+    torch = _torch("record_engine")
+    from .engines import EngineRecorder
+    from .regions import read_regions
+    from .settings import LEVELS, Settings
+
+    if level not in LEVELS:
+        raise UsageError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    settings = Settings.of(
+        model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
+        bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
+        batch_rows=None, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type, compiled="keep",
+        attention="observe", interventions=(), maps=maps, regions=read_regions(regions, tokenizer), canvas=False)
+    return EngineRecorder(model, os.fsencode(path), settings, tokenizer=tokenizer, force=force)

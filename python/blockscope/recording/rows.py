@@ -59,6 +59,8 @@ class RowWriter:
         self._writer: Any = None
         self._traced: list[TracedSequence] = []
         self._waiting: list[list[WaitingRow]] = []  # by pass, by sequence of the batch
+        self._turn: Any = None  # the batch of these two, where several take turns
+        self._others: dict[Any, tuple[list[TracedSequence], list[list[WaitingRow]]]] = {}
         self.num_rows = 0
         self._spare = SpareRows()
         self._bidirectional: bool | None = None
@@ -91,6 +93,15 @@ class RowWriter:
             regions = self._settings.regions.of(sequence) if self._settings.at_least("summary") else b""
             index = self._writer.begin_sequence(sequence.name.encode(), prompt, length, list(regions))
             self._traced.append(TracedSequence(index, len(prompt), [mask] * length, [UNDECIDED] * length))
+
+    def turn_to(self, batch: Any) -> None:
+        """Says which batch the next calls are about, if several take turns. Any hashable name."""
+        if batch == self._turn:
+            return
+        if self._traced or self._waiting:
+            self._others[self._turn] = self._traced, self._waiting
+        self._turn = batch
+        self._traced, self._waiting = self._others.pop(batch, ([], []))
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -351,13 +362,15 @@ class RowWriter:
         """Closes the file as unfinished, with all known rows."""
         if self._writer is None:
             return
-        if self._traced:
-            self._write()
+        for batch in [self._turn, *self._others]:
+            self.turn_to(batch)
+            if self._traced:
+                self._write()
         self._writer.suspend()
 
     def release(self) -> None:
         """Always releases the file, because a kept exception may keep this object alive."""
-        self._writer, self._traced, self._waiting = None, [], []
+        self._writer, self._traced, self._waiting, self._others = None, [], [], {}
 
     def commit(self) -> None:
         if self._writer is not None:
