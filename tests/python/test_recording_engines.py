@@ -1,5 +1,5 @@
-"""blockscope.record_engine(): requests of a small engine (engine_case.py) that share passes. The judge: every dataset
-of each request equals, bit for bit, that of blockscope.record() while a module decodes the request alone."""
+"""blockscope.record_engine(): requests of a small engine (recorded_engine.py) that share passes. The judge: every
+dataset of each request equals, bit for bit, that of blockscope.record() while a module decodes the request alone."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scripts/setup.sh --tests)")
 
 import blockscope  # noqa: E402
-from engine_case import MASK, SIZE, Canvas, Engine, Model, Sequence, record_alone, serve  # noqa: E402
+from recorded_engine import MASK, SIZE, Canvas, Engine, Model, Sequence, Tokens, record_alone, serve  # noqa: E402
 from recording_checks import rows_of  # noqa: E402
 
 OPTIONS = dict(block_length=SIZE, set_size=3)
@@ -55,6 +55,10 @@ def arrays_of(path, name):
             frame = trace.frame(sequence, step)
             found[f"frame {step}"] = np.concatenate([frame.tokens, frame.steps])
     return found
+
+
+def fail(*args, **kwargs):
+    raise RuntimeError("out of memory")
 
 
 def by_range(ends, values, rows):
@@ -113,6 +117,22 @@ def test_a_canvas_with_keys_around_the_block(tmp_path, model, keys):
         check(tmp_path / "run.h5", tmp_path / f"{one.name}.h5", one.name)
 
 
+@pytest.mark.parametrize("level", ["outputs", "full"])
+def test_token_by_token(tmp_path, level):
+    def both():
+        return [Tokens("a", list(range(7)), 4), Tokens("b", list(range(20, 25)), 6)]
+
+    model = Model()
+    model.config.mask_token_id = None
+    options = dict(level=level, set_size=3)
+    with blockscope.record_engine(model, tmp_path / "run.h5", **options) as run:
+        serve(Engine(model, page_size=4), run, both(), [0, 1])
+    for one in both():
+        record_alone(model, one, tmp_path / f"{one.name}.h5", **options)
+        found = check(tmp_path / "run.h5", tmp_path / f"{one.name}.h5", one.name)
+        assert found["steps/kind"].tolist() == [0] + [1] * (one.end - len(one.prompt) - 1)
+
+
 def test_a_prompt_whose_keys_another_request_computed(tmp_path, model):
     """A prefix cache: "late" gets the first eight tokens' pages of "early", so its first pass begins after them."""
     early = Sequence("early", list(range(8)), 1)
@@ -133,6 +153,18 @@ def test_a_prompt_whose_keys_another_request_computed(tmp_path, model):
     assert np.isfinite(mine["attention/external"][-2]).all()
 
 
+def test_full_needs_the_keys_of_the_whole_prompt(tmp_path, model):
+    one = Sequence("a", list(range(12)), 1)
+    engine = Engine(model)
+    engine.pages["a"], one.start = [engine.free.pop() for _ in range(8)], 8
+    with pytest.raises(blockscope.UsageError, match="level full: the pass stores keys from position 8, and"):
+        with blockscope.record_engine(model, tmp_path / "run.h5", level="full", **OPTIONS) as run:
+            run.begin_sequence("a", prompt=one.prompt)
+            with torch.no_grad():
+                engine.cache = [tuple(torch.zeros_like(x) for x in pair) for pair in engine.cache]
+                engine.step(run, [one])
+
+
 @pytest.mark.parametrize("level", ["outputs", "full"])
 def test_a_request_whose_keys_are_dropped_and_computed_again(tmp_path, model, level):
     """Preemption in the middle of a block: the engine runs all whole blocks again, then goes on with the block."""
@@ -145,6 +177,10 @@ def test_a_request_whose_keys_are_dropped_and_computed_again(tmp_path, model, le
         assert MASK in one.next()
         del engine.pages["a"]
         one.start, one.whole = 0, 12
+        engine.change["logits"] = fail
+        with pytest.raises(RuntimeError):
+            engine.step(run, [one])
+        engine.change = {}
         engine.step(run, [one])  # a chunk of eight, and the rest
         while not one.done:
             engine.step(run, [one])
@@ -206,8 +242,12 @@ WRONG = {
         ("attention", changed("out", lambda out: out.flatten(1))),
     r"layer: expected 0 to 2, got 3": ("attention", changed(0, lambda layer: 3)),
     r"layer 1: stated twice in the pass over requests 'a', 'b'": ("attention", changed(0, lambda layer: max(layer, 1))),
-    r"cache: keys: expected \[pages, page_size, K, D\] or .*got \[64\]":
+    r"layer 0: out: expected the shape of q, \[8, 4, 8\], got \[8, 2, 8\]":
+        ("attention", changed("out", lambda out: out[:, :2])),
+    r"cache: keys: expected \[pages, page_size, 2, D\] or .*got \[64\]":
         ("attention", changed("cache", lambda cache: [x[:, 0, 0, 0] for x in cache])),
+    r"cache: keys: expected \[pages, page_size, 2, D\] or .*got \[64, 2, 4, 8\]. HINT: .*HND":
+        ("attention", changed("cache", lambda cache: [x.transpose(1, 2) for x in cache])),
     r"cache: keys: expected floats of 16 bits or more, got torch.float8_e4m3fn: quantised keys aren't recorded. HINT":
         ("attention", changed("cache", lambda cache: [x.to(torch.float8_e4m3fn) for x in cache])),
     r"cache: expected \(keys, values\)": ("attention", changed("cache", lambda cache: cache[0])),
@@ -255,13 +295,16 @@ def test_wrong_arguments(tmp_path, model, message):
         assert file["/steps/kind"][:4].tolist() == [0, 1, 0, 1] or file["/steps/kind"][:4].tolist() == [0, 0, 1, 1]
 
 
-def test_keys_that_are_not_the_engine_s(tmp_path, model):
-    """The pages of another request: what they give isn't the layer's result."""
-    engine, batch = Engine(model), [Sequence("a", list(range(9)), 2), Sequence("b", list(range(1, 10)), 2)]
-    engine.change["batch"] = changed("pages", lambda pages: pages[::-1])
-    with pytest.raises(blockscope.UsageError, match="request 'a': layer 0: .*differs from what the model got by"):
-        with blockscope.record_engine(model, tmp_path / "run.h5", **OPTIONS) as run:
+@pytest.mark.parametrize("level", ["outputs", "full"])
+def test_keys_that_are_not_the_engine_s(tmp_path, model, level):
+    """The pages of another request: what they give isn't the layer's result. A request that joins later counts too."""
+    engine = Engine(model)
+    batch = [Sequence(name, list(range(first, first + 9)), 2) for first, name in enumerate("abc")]
+    with pytest.raises(blockscope.UsageError, match="request 'b': layer 0: .*differs from what the model got by"):
+        with blockscope.record_engine(model, tmp_path / "run.h5", level=level, **OPTIONS) as run:
+            engine.step(run, batch[:1])
             engine.step(run, batch)
+            engine.change["batch"] = changed("pages", lambda pages: np.array([pages[0], pages[2], pages[1]]))
             engine.step(run, batch)
 
 
@@ -283,9 +326,6 @@ def test_what_is_not_stated(tmp_path, model, method, level, message):
 @pytest.mark.parametrize("caught", [False, True])
 def test_an_exception_inside_a_pass(tmp_path, model, caught):
     """The engine's own error continues. If the engine runs the pass again, the trace is as if nothing had happened."""
-    def fail(*args, **kwargs):
-        raise RuntimeError("out of memory")
-
     batch = sequences(2)
     engine = Engine(model)
     with pytest.raises(RuntimeError, match="out of memory" if not caught else "the end"):
@@ -308,6 +348,12 @@ def test_an_exception_inside_a_pass(tmp_path, model, caught):
     mine, theirs = arrays_of(path, "a"), arrays_of(tmp_path / "alone.h5", "a")
     for key in ("attention/external", "summary/query_gap", "prediction/kl_step1", "steps/step", "frame 3"):
         assert equal(mine[key], theirs[key]), key
+
+
+def test_logits_that_are_not_shifted(tmp_path, model):
+    with pytest.raises(blockscope.UsageError, match="request '[ab]': logit_shift: 1, but all [0-9]+ tokens"):
+        with blockscope.record_engine(model, tmp_path / "run.h5", level="trajectory", logit_shift=1, **OPTIONS) as run:
+            serve(Engine(model), run, [Sequence(name, list(range(8)), 9) for name in "ab"], [0, 1])
 
 
 def test_requests_by_name(tmp_path, model):

@@ -21,7 +21,7 @@ from .._arguments import whole_numbers
 from ..errors import UsageError
 from .batch import Batch
 from .calls import stated_call
-from .model import NUM_HEADS, NUM_LAYERS
+from .model import NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS
 from .open_trace import OpenTrace
 from .ragged import RaggedPass, check_rows, read_pages
 from .requests import Request, RequestPass
@@ -42,12 +42,11 @@ class EngineRecorder(OpenTrace):
         if self._num_layers < 1:
             raise UsageError(f"{type(model).__name__}: model.config: expected {NUM_LAYERS[0]}, found none. HINT: pass "
                              "the engine's model, whose config is that of its checkpoint")
-        self._num_heads = config_value(model, *NUM_HEADS)
+        self._num_heads, self._num_kv_heads = (config_value(model, *names) for names in (NUM_HEADS, NUM_KV_HEADS))
         self._settings = settings = settings.within(self._num_layers, self._num_heads)
         self._recorded = settings.recorded_layers(self._num_layers)
         super().__init__(path, force, RowWriter(path, settings, model, tokenizer, self._recorded, force))
         self._shapes = LayerShapes()
-        self._compared: set[int] = set()  # layers whose attention was compared with the engine's result
         self._requests: dict[Hashable, Request] = {}
         self._ended: set[Hashable] = set()
         self._running: RaggedPass | None = None
@@ -125,8 +124,8 @@ class EngineRecorder(OpenTrace):
         k, v without cache [N, K, D]: those of all positions that each request reads, one request after the other.
         cache: keys and values, each [pages, page_size, K, D], or [slots, K, D] for pages of one key.
         scale: of the scores; None is D ** -0.5.
-        out [T, H, D]: the layer's result, to be compared once with what these queries, keys and values give. None:
-        nothing is compared."""
+        out [T, H, D]: the layer's result. In each request's first denoising step it is compared with what these
+        queries, keys and values give. None: nothing is compared."""
         one = self._stating()
         if one is None:
             return
@@ -136,9 +135,8 @@ class EngineRecorder(OpenTrace):
         if wanted:
             with torch.no_grad():
                 self._check_queries(where, one, q, out)
-                for part, rows, key, value in one.keys(where, k, v, cache, wanted):
+                for part, rows, key, value in one.keys(where, k, v, cache, self._num_kv_heads, wanted):
                     self._take(layer, part, q[rows], key, value, scale, None if out is None else out[rows])
-                self._compared.add(layer)
         one.own_ns += time.perf_counter_ns() - begun
 
     def hidden(self, layer: int, hidden: torch.Tensor) -> None:
@@ -244,11 +242,13 @@ class EngineRecorder(OpenTrace):
 
     def _check_queries(self, where: str, one: RaggedPass, q: Any, out: Any) -> None:
         check_rows(f"{where}: q", q, one.tokens, "H, D")
-        if out is not None:
-            check_rows(f"{where}: out", out, one.tokens, "H, D")
         if self._num_heads not in (None, q.shape[1]):
             raise UsageError(f"{where}: q: expected the {self._num_heads} heads of model.config, got {q.shape[1]}. "
                              "HINT: with tensor parallelism a worker has some of the heads; record with a size of 1")
+        if out is not None:
+            check_rows(f"{where}: out", out, one.tokens, "H, D")
+            if out.shape != q.shape:
+                raise UsageError(f"{where}: out: expected the shape of q, {list(q.shape)}, got {list(out.shape)}")
 
     def _take(self, layer: int, part: RequestPass, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
               scale: float | None, out: torch.Tensor | None) -> None:
@@ -257,7 +257,8 @@ class EngineRecorder(OpenTrace):
         call.out = None if out is None else out.transpose(0, 1).unsqueeze(0)
         running.layer = layer
         if running.denoises:
-            running.take_attention(call, name, self._shapes, layer not in self._compared)
+            running.take_attention(call, name, self._shapes, layer not in part.request.compared)
+            part.request.compared.add(layer)
         else:
             running.take_keys(call, name, self._shapes, part.request.sequence.canvas)
 

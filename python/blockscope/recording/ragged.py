@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +35,11 @@ class RaggedPass:
     def tokens(self) -> int:
         return self.rows[-1].stop if self.rows else 0
 
-    def keys(self, where: str, k: Any, v: Any, cache: Any, wanted: list[RequestPass]) -> list[Keys]:
+    def keys(self, where: str, k: Any, v: Any, cache: Any, kv_heads: int | None,
+             wanted: list[RequestPass]) -> list[Keys]:
         """Each of the wanted requests, its tokens' rows, and keys and values [1, K, N, D] of all positions that it
-        reads. These are copies, because an engine writes over its buffers. k, v, cache: as run.attention() gets
-        them."""
+        reads. These are copies, because an engine writes over its buffers. k, v, cache: as run.attention() gets them.
+        kv_heads: None if it isn't known."""
         if cache is not None and (not isinstance(cache, (tuple, list)) or len(cache) != 2 or self.pages is None):
             raise UsageError(f"{where}: cache: expected (keys, values), and the requests' pages in "
                              "run.batch(..., pages=...)")
@@ -49,8 +49,8 @@ class RaggedPass:
         for name, x in (("k", k), ("v", v)):
             if x is not None:
                 check_rows(f"{where}: {name}", x, sum(counts), "K, D")
-        for name, x in zip(("keys", "values"), cache or ()):
-            _check_cache(f"{where}: cache: {name}", x)
+        for name, x, own in zip(("keys", "values"), cache or (), (k, v)):
+            _check_cache(f"{where}: cache: {name}", x, kv_heads if own is None else own.shape[1])
         found, first = [], 0
         for slot, (part, count) in enumerate(zip(self.parts, counts)):
             if part in wanted:
@@ -103,7 +103,7 @@ def read_pages(pages: Any, requests: int) -> list[torch.Tensor] | None:
     """The argument of run.batch(): for each request [P], or [S, P]."""
     if pages is None:
         return None
-    if not isinstance(pages, (Sequence, torch.Tensor)) or len(pages) != requests:
+    if isinstance(pages, (str, bytes)) or not hasattr(pages, "__len__") or len(pages) != requests:
         found = len(pages) if hasattr(pages, "__len__") else type(pages).__name__
         raise UsageError(f"run.batch: pages: expected one list for each of {requests} requests, got {found}. HINT: "
                          "FlashInfer's are paged_kv_indices.tensor_split(paged_kv_indptr[1:-1].cpu())")
@@ -121,10 +121,12 @@ def check_rows(where: str, x: Any, rows: int, others: str) -> None:
     raise UsageError(f"{where}: expected floats [{rows}, {others}], got {found}")
 
 
-def _check_cache(where: str, x: Any) -> None:
-    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4):
+def _check_cache(where: str, x: Any, kv_heads: int | None) -> None:
+    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4) or kv_heads not in (None, x.shape[-2]):
         found = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
-        raise UsageError(f"{where}: expected [pages, page_size, K, D] or [slots, K, D], got {found}")
+        heads = "K" if kv_heads is None else kv_heads
+        raise UsageError(f"{where}: expected [pages, page_size, {heads}, D] or [slots, {heads}, D], got {found}. HINT: "
+                         "FlashInfer's layout HND needs .transpose(1, 2)")
     if x.dtype not in FLOATS:
         raise UsageError(f"{where}: expected floats of 16 bits or more, got {x.dtype}: quantised keys aren't recorded. "
                          "HINT: run the engine with kv_cache_dtype=\"auto\", or record level=\"trajectory\"")

@@ -29,6 +29,7 @@ class Request:
         self.histories: list[History] = []
         self.first_predictions: list[tuple[tuple[int, int], Predictions | None]] = []
         self.statement = Statement()
+        self.compared: set[int] = set()  # layers whose attention was compared with the engine's result
 
     def __str__(self) -> str:
         return f"request {self.name!r}"
@@ -37,8 +38,9 @@ class Request:
         """The request's part of the pass `number`."""
         first = positions[0]
         if positions != list(range(first, first + len(positions))):
-            raise UsageError(f"{self}: positions: expected consecutive ones, got {positions[:8]}. HINT: of an engine, "
-                             "passes over scattered positions aren't recorded; leave them out of run.batch()")
+            raise UsageError(f"{self}: positions: expected consecutive ones, got {positions[:8]}. HINT: an engine's "
+                             "passes over scattered positions can't be recorded; choose a cache that computes whole "
+                             "blocks")
         self._compare_with_prompt(tokens, first)
         statement, self.statement = self.statement, Statement()
         again = self._runs_again(tokens, first)

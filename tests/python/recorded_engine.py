@@ -168,6 +168,30 @@ class Canvas(Sequence):
         self.start = 0 if self.whole_next else self.block
 
 
+class Tokens(Sequence):
+    """A loop over one sequence that decodes token by token."""
+
+    stores = True
+
+    def __init__(self, name, prompt, count):
+        super().__init__(name, prompt, 0)
+        self.tokens, self.end = list(prompt), len(prompt) + count
+
+    @property
+    def done(self):
+        return len(self.tokens) == self.end
+
+    def next(self):
+        return self.tokens[self.start:]
+
+    def mask(self):
+        return torch.ones(len(self.tokens), len(self.tokens), dtype=torch.bool).tril()[self.start:]
+
+    def take(self, logits):
+        self.start = len(self.tokens)
+        self.tokens.append(int(logits[-1].argmax()))
+
+
 def record_alone(model, sequence, path, **options):
     """The judge: the module decodes one sequence, and blockscope.record() sees it."""
     cache = Cache()
