@@ -278,9 +278,9 @@ class EngineRecorder(OpenTrace):
             running.end(ended)
             self._rows.turn_to(request.name)
             self._rows.decided([part.change])
-            request.shift.take(running, rows)
             self._rows.open(request.batch, running, rows, shape)
-            self._rows.collect(request.batch, running, rows, request.histories, request.first_predictions)
+            predictions = self._rows.collect(request.batch, running, rows, request.histories, request.first_predictions)
+            request.shift.take(running, predictions)
         self._running = None
 
     def _require_all(self, one: RaggedPass) -> None:

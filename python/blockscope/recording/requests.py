@@ -48,14 +48,15 @@ class Request:
             statement = Statement(kind=Kind.COMMIT)
         given = PassInput([tokens], first, first, True, statement, placed=True, batch=1)
         if again and given.end <= self.sequence.block_start:  # nothing new, and it doesn't show what was decided
-            running = RunningPass(number, given, [Pass(Kind.COMMIT, first, len(tokens))], self.settings, num_layers)
+            running = RunningPass(number, given, [Pass(Kind.COMMIT, first, len(tokens))], [self.sequence], self.settings,
+                                  num_layers)
             return RequestPass(self, running, Change(), recorded=False)
         try:
             (one, change), = self.batch.observe(given)
             self.shift.decided([change])
         except UsageError as error:
             raise UsageError(f"{self}: {error}") from None
-        running = RunningPass(number, given, [one], self.settings, num_layers)
+        running = RunningPass(number, given, [one], [self.sequence], self.settings, num_layers)
         if running.denoises:
             running.geometry = Geometry.of(given, one, self.sequence)
         return RequestPass(self, running, change)
