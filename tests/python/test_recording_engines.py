@@ -383,20 +383,22 @@ def test_requests_by_name(tmp_path, model):
             pass
 
 
-def test_what_is_stated_of_a_request(tmp_path, model):
-    one = Sequence("a", [1, 2, 3, MASK, 5, 6, 7, 8], 1, chunk=4)  # the prompt holds the mask
+@pytest.mark.parametrize("chunk", [4, 8])
+def test_what_is_stated_of_a_request(tmp_path, model, chunk):
+    one = Sequence("a", [1, 2, 3, MASK, 5, 6, 7, 8], 1, chunk=chunk)  # the prompt holds the mask
     with blockscope.record_engine(model, tmp_path / "run.h5", **OPTIONS) as run:
         run.begin_sequence("a", prompt=torch.tensor(one.prompt), gen_length=12)
         run.step("a", kind="prefill")
         engine = Engine(model)
-        one.take = lambda logits: setattr(one, "start", 4)
+        one.take = lambda logits: setattr(one, "start", chunk)
         engine.step(run, [one])
         del one.take
         while not one.done:
             engine.step(run, [one])
     trace = blockscope.open(tmp_path / "run.h5")
     assert trace.sequences[0].prompt.tolist() == one.prompt and trace.sequences[0].gen_length == 12
-    assert trace.tree["steps/kind"].values.tolist() == [0, 0, 1, 1, 2]
+    assert trace.tree["steps/kind"].values.tolist() == [0] * (8 // chunk) + [1, 1, 2]
+    assert not trace.model["bidirectional"]
 
 
 def test_the_example(tmp_path):

@@ -112,7 +112,8 @@ class Batch:
         has_masks = mask is not None and any(mask in ids for ids in given.ids)
         block_start = None
         stated = given.statement
-        if has_masks or given.role == "decoder" or stated.block_start is not None or stated.kind is Kind.DENOISE:
+        if stated.kind is not Kind.PREFILL and (  # a prompt may hold the mask
+                has_masks or given.role == "decoder" or stated.block_start is not None or stated.kind is Kind.DENOISE):
             found = [one.locate(ids, given) for one, ids in zip(self.sequences, given.ids)]
             # The loop is at the first block in which any of its sequences has masks.
             block_start = min((one for one in found if one is not None), default=None)
