@@ -24,10 +24,15 @@ struct RecordedAttention {
 /// that end at `ends` [S, R] int64 (WeightSpread::ends), and, for set_size above 0, the sets of
 /// topk_sets: index and probability [S, K, set_size], union_size [S, K]. with_block: normalises
 /// over all keys, not only the external ones.
+///   result [S, H, T, D] of q's type (may be undefined): the attention R over all keys, as the
+///   model computed it. Then no external value is read: A_out = R + exp(L_in - L_out) (R - A_in),
+///   from eqs. 5-7 of FlashBlock. Its error is that of R, divided by the weight of the external
+///   keys. So a head computes A_out anew if they have less than half of it in any row.
 RecordedAttention recorded_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                      const at::Tensor& v_ext, const at::Tensor& ext_len,
                                      const at::Tensor& k_in, const at::Tensor& v_in, double scale,
-                                     const at::Tensor& ends, int64_t set_size, bool with_block);
+                                     const at::Tensor& ends, int64_t set_size, bool with_block,
+                                     const at::Tensor& result = {});
 
 /// layer_statistics (step_statistics.h) of sequence `row`, without queries. All inputs are
 /// contiguous float32 on the CPU. internal [S, H, B, D] and lse_internal [S, H, B]. external and

@@ -136,6 +136,7 @@ void RowTile::attend(const KeyRange& range, int64_t begin, int64_t end, float sc
       }
     }
     if (kept_max_ != nullptr) std::copy_n(row_max_, num_rows_, kept_max_ + kept_row);
+    if (range.values == nullptr) continue;
     kernels_.pack_values(element_, range.values + tile * range.value_stride, range.value_stride,
                          count, dim_, packed_);
     accumulate(range, count, tile + count, std::min(kTileKeys, end - tile - count));

@@ -15,6 +15,7 @@ namespace blockscope {
 constexpr int64_t kMaxRows = 128;  // rows per tile; keys are packed once for all of them
 
 // Keys and values of one KV head; strides in bytes between rows of `dim` contiguous elements.
+// Without values (null), attend() leaves the output as it is.
 struct KeyRange {
   const char* keys = nullptr;
   const char* values = nullptr;

@@ -65,6 +65,7 @@ class SplitAttentionRun {
         spread_(spread),
         cached_external_(floats_of(source.cached_external)),
         cached_lse_(floats_of(source.cached_lse)),
+        reads_values_(source.values),
         residual_(floats_of(source.residual)),
         lse_residual_(floats_of(source.lse_residual)),
         out_(result.out.mutable_data_ptr()),
@@ -206,7 +207,8 @@ class SplitAttentionRun {
       const int64_t head = job.kv_head * sizes_.group + in_group / sizes_.queries;
       tile.set_query(row - task.row_begin, q_.at(job.sequence, head, in_group % sizes_.queries));
     }
-    const KeyRange keys = key_range(k_ext_, v_ext_, job.sequence, job.kv_head);
+    KeyRange keys = key_range(k_ext_, v_ext_, job.sequence, job.kv_head);
+    if (!reads_values_) keys.values = nullptr;
     const int64_t begin = task.chunk * job.chunk;
     const int64_t end = std::min(begin + job.chunk, job.length);
     if (kept_ != nullptr) {
@@ -340,6 +342,7 @@ class SplitAttentionRun {
   const SpreadFiller* spread_;  // null: not asked for
   const float* cached_external_;
   const float* cached_lse_;
+  bool reads_values_;
   const float* residual_;
   const float* lse_residual_;
   void* out_;

@@ -26,6 +26,7 @@ struct ExternalSource {
   std::vector<KeySet> sets;    // [S * K]; empty: every KV head reads its whole prefix
   at::Tensor residual;         // [S, H, T, D] float32 contiguous: a third part of `out`, for keys
   at::Tensor lse_residual;     // [S, H, T]    outside the sets; undefined if there is none
+  bool values = true;          // false: no external value is read, and the external output is 0
 };
 
 SourcedAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,

@@ -1,7 +1,10 @@
 #include "kernels/step_operators.h"
 
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/le.h>
 #include <ATen/ops/logaddexp.h>
+#include <ATen/ops/sub.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -10,7 +13,9 @@
 
 #include "kernels/cpu/cpu_support.h"
 #include "kernels/cpu/head_tasks.h"
+#include "kernels/cpu/split_attention_cpu.h"
 #include "kernels/cpu/step_statistics.h"
+#include "kernels/operator.h"
 #include "kernels/row_ops.h"
 #include "kernels/shape_check.h"
 #include "kernels/simd/statistics_kernels.h"
@@ -89,35 +94,62 @@ const char* row_at(const at::Tensor& x, int64_t row) {
   return static_cast<const char*>(x.const_data_ptr()) + row * x.stride(0) * x.element_size();
 }
 
+/// Fills the external output, and `out`, from the result over all keys.
+void derive_external(SplitAttention& split, const at::Tensor& known, const at::Tensor& q,
+                     const at::Tensor& k_ext, const at::Tensor& v_ext, const at::Tensor& ext_len,
+                     const at::Tensor& k_in, const at::Tensor& v_in, double scale) {
+  const at::Tensor ratio = at::sub(split.lse_internal, split.lse_external).exp_();  // [S, H, T]
+  const at::Tensor whole = known.to(at::kFloat).contiguous();
+  split.external = at::addcmul(whole, ratio.unsqueeze(-1), at::sub(whole, split.internal));
+  split.out = known;
+  const at::Tensor exact = at::le(ratio, 1.0).all(-1);  // [S, H]; false for NaN
+  if (exact.all().item<bool>()) return;
+  split.external = reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, split.external,
+                                   split.lse_external, exact, scale)
+                       .external;
+}
+
 }  // namespace
 
 RecordedAttention recorded_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                      const at::Tensor& v_ext, const at::Tensor& ext_len,
                                      const at::Tensor& k_in, const at::Tensor& v_in, double scale,
-                                     const at::Tensor& ends, int64_t set_size, bool with_block) {
+                                     const at::Tensor& ends, int64_t set_size, bool with_block,
+                                     const at::Tensor& result) {
   constexpr const char* kOp = "recorded_attention";
   check_query(kOp, q);
-  check_attention(kOp, q, "k_ext", k_ext, "v_ext", &v_ext);
+  const AttentionSizes sizes = check_split_attention(kOp, q, k_ext, v_ext, k_in, v_in);
   check_tensor(kOp, "ends", ends, at::kLong, at::kCPU);
   check_shape(kOp, "ends", ends, {q.size(0), -1});
-  RecordedAttention result;
+  RecordedAttention found;
   const at::Tensor rows = ends.contiguous();
   const auto* first = rows.const_data_ptr<int64_t>();
   for (int64_t s = 0; s < q.size(0); ++s, first += rows.size(1)) {
-    result.spread.ends.emplace_back(first, first + rows.size(1));
+    found.spread.ends.emplace_back(first, first + rows.size(1));
   }
   const int64_t bytes = q.size(0) * q.size(1) * q.size(2) * k_ext.size(2) * 4;
   ExternalWeights kept;
-  result.split =
-      split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale,
-                      set_size > 0 && bytes <= kMostWeights ? &kept : nullptr, &result.spread);
-  if (set_size == 0) return result;
+  ExternalWeights* const keep = set_size > 0 && bytes <= kMostWeights ? &kept : nullptr;
+  if (result.defined()) {
+    check_tensor(kOp, "result", result, q.scalar_type(), at::kCPU);
+    check_shape(kOp, "result", result, q.sizes());
+    ExternalSource source;
+    source.values = false;
+    found.split = split_attention_cpu(
+        best_tile_kernels(), sizes, q, k_ext, v_ext,
+        check_lengths(kOp, "ext_len", ext_len, sizes.sequences, sizes.external_keys), k_in, v_in,
+        source, scale, keep, &found.spread);
+    derive_external(found.split, result, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  } else {
+    found.split = split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale, keep, &found.spread);
+  }
+  if (set_size == 0) return found;
   const at::Tensor lse = with_block
-                             ? at::logaddexp(result.split.lse_external, result.split.lse_internal)
-                             : result.split.lse_external;
-  result.sets = kept.defined() ? topk_sets(kept, ext_len, lse, set_size, false)
-                               : topk_sets(q, k_ext, ext_len, lse, set_size, scale, false);
-  return result;
+                             ? at::logaddexp(found.split.lse_external, found.split.lse_internal)
+                             : found.split.lse_external;
+  found.sets = kept.defined() ? topk_sets(kept, ext_len, lse, set_size, false)
+                              : topk_sets(q, k_ext, ext_len, lse, set_size, scale, false);
+  return found;
 }
 
 Tensors5 step_statistics(const std::optional<at::Tensor>& external,
@@ -228,9 +260,10 @@ namespace {
 std::vector<at::Tensor> recorded_real(const at::Tensor& q, const at::Tensor& k_ext,
                                       const at::Tensor& v_ext, const at::Tensor& ext_len,
                                       const at::Tensor& k_in, const at::Tensor& v_in, double scale,
-                                      const at::Tensor& ends, int64_t set_size, bool with_block) {
-  RecordedAttention r =
-      recorded_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale, ends, set_size, with_block);
+                                      const at::Tensor& ends, int64_t set_size, bool with_block,
+                                      const OptionalTensor& result) {
+  RecordedAttention r = recorded_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale, ends,
+                                           set_size, with_block, result.value_or(at::Tensor()));
   std::vector<at::Tensor> found{
       r.split.out.contiguous(), r.split.external,     r.split.lse_external,
       r.split.internal,         r.split.lse_internal, r.spread.entropy,
@@ -245,7 +278,8 @@ std::vector<at::Tensor> recorded_real(const at::Tensor& q, const at::Tensor& k_e
 TORCH_LIBRARY_FRAGMENT(blockscope, m) {
   m.def(
       "recorded_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
-      "Tensor v_in, float scale, Tensor ends, int set_size=0, bool with_block=False) -> Tensor[]");
+      "Tensor v_in, float scale, Tensor ends, int set_size=0, bool with_block=False, "
+      "Tensor? result=None) -> Tensor[]");
   m.def(
       "step_statistics(Tensor? external, Tensor? lse_external, Tensor internal, "
       "Tensor lse_internal, Tensor? last_external, Tensor? last_internal, Tensor[] sources, "

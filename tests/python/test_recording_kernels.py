@@ -37,7 +37,7 @@ class Counted(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", ["operators", "torch", "replace"])
+@pytest.mark.parametrize("kind", ["operators", "torch", "derive", "replace"])
 def test_every_way_gives_what_capture_gives(tmp_path, monkeypatch, kind):
     if kind == "torch":
         monkeypatch.setattr(kernels, "loaded", lambda: False)
@@ -46,13 +46,13 @@ def test_every_way_gives_what_capture_gives(tmp_path, monkeypatch, kind):
     with Counted() as beneath, blockscope.record(
             model, mine, level="outputs", block_length=16, gen_length=48, array_type="f32",
             tokenizer=AutoTokenizer.from_pretrained(models.MODELS / "needle"),
-            attention="replace" if kind == "replace" else "observe") as run:
+            attention=kind if kind in ("derive", "replace") else "observe") as run:
         recorded = models.decode_blocks(model, PROMPT, 48, 16)
         run.end_sequence(recorded)
     assert torch.equal(plain, recorded)
     run = blockscope.open(mine).run
     assert run["kernels"] == ("torch" if kind == "torch" else "blockscope")
-    assert run["attention"] == ("replace" if kind == "replace" else "observe")
+    assert run["attention"] == (kind if kind in ("derive", "replace") else "observe")
     with h5py.File(mine) as file:
         kinds = file["/steps/kind"][:rows_of(file)]
     layers = model.config.num_hidden_layers
@@ -74,12 +74,12 @@ def test_batches_are_replaced_too(tmp_path, dtype, tolerance):
     model = models.qwen3("judge", dtype=dtype)
     prompt = torch.tensor([[5 * i % 90 for i in range(24)], [7 * i % 90 for i in range(24)]])
     decoded = {}
-    for way in ("observe", "replace"):
+    for way in ("observe", "derive", "replace"):
         model.config._attn_implementation = "judge" if way == "observe" else "sdpa"
         with blockscope.record(model, tmp_path / f"{way}.h5", block_length=8, mask_token_id=MASK, gen_length=16,
                                set_size=5, array_type="f32", attention=way):
             decoded[way] = models.decode_qwen_blocks(model, prompt, 16, 8, MASK)
-    assert torch.equal(decoded["observe"], decoded["replace"])
+    assert torch.equal(decoded["observe"], decoded["derive"]) and torch.equal(decoded["observe"], decoded["replace"])
     with h5py.File(tmp_path / "replace.h5") as file:
         assert rows_of(file) == 22
         group = recorder.calls[3:6]  # of the first denoising pass
@@ -108,7 +108,7 @@ def test_a_causal_block_is_left_to_the_model(tmp_path):
 
 def test_what_replacing_needs_is_said(tmp_path, monkeypatch):
     model = models.qwen3()
-    with pytest.raises(blockscope.UsageError, match="attention: expected observe or replace, got 'both'"):
+    with pytest.raises(blockscope.UsageError, match="attention: expected observe, derive, replace, got 'both'"):
         blockscope.record(model, tmp_path / "a.h5", block_length=8, mask_token_id=MASK, attention="both")
     with pytest.raises(blockscope.UsageError, match="for models on a CPU, got one on meta"):
         blockscope.record(model.to("meta"), tmp_path / "a.h5", block_length=8, mask_token_id=MASK, attention="replace")
@@ -217,6 +217,36 @@ def test_torch_gives_the_librarys_attention(name, with_block):
     ends = torch.stack([(torch.tensor([0.0, 0.1, 0.1, 0.7, 1.0]) * length).long() for length in sizes.ext_len])
     check_same(name, *both_operators("recorded_attention", *given, ends, 5, with_block))
     check_same(name, *both_operators("recorded_attention", *given, ends))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_external_output_follows_from_the_models_result(dtype):
+    """In float64 on the same inputs. The result's rounding error is divided by the weight of the external keys."""
+    torch.manual_seed(7)
+    heads, group, block, keys, dim = 8, 2, 16, 200, 32
+    q = torch.randn(2, heads, block, dim, dtype=dtype)
+    q[:, :3] *= 4  # sharp: some rows look at the block alone
+    k, v = (torch.randn(2, heads // group, keys + block, dim, dtype=dtype) for _ in range(2))
+    parts = k[:, :, :keys], v[:, :, :keys], torch.full((2,), keys), k[:, :, keys:], v[:, :, keys:], dim ** -0.5
+    scores = q.double() @ k.double().repeat_interleave(group, 1).transpose(-1, -2) * dim ** -0.5
+    wide = v.double().repeat_interleave(group, 1)
+    result = (scores.softmax(-1) @ wide).to(dtype)
+    exact = scores[..., :keys].softmax(-1) @ wide[:, :, :keys]
+    share = scores.softmax(-1)[..., :keys].sum(-1)
+    ends = torch.tensor([[keys // 2, keys]] * 2)
+    direct = torch.ops.blockscope.recorded_attention(q, *parts, ends, 5)
+    derived = torch.ops.blockscope.recorded_attention(q, *parts, ends, 5, False, result)
+    for name, mine, theirs in zip(range(1, len(direct)), derived[1:], direct[1:]):
+        if name != 1:
+            assert torch.equal(mine, theirs), name  # LSEs, A_in, spread and sets are the same walk's
+    whole = (share >= 0.5 + 1e-4).all(-1)
+    part = (share < 0.5 - 1e-4).any(-1)
+    assert whole.any() and part.any()
+    assert torch.equal(derived[1][part], direct[1][part])
+    unit = torch.finfo(dtype).eps / 2
+    gap = (derived[1].double() - exact).abs().amax(-1)
+    bound = 2 * unit * result.double().abs().amax(-1) / share + 1e-5
+    assert (gap <= bound)[whole].all() and not torch.equal(derived[1][whole], direct[1][whole])
 
 
 def test_torch_gives_the_librarys_statistics():

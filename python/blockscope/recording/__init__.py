@@ -83,7 +83,9 @@ def record(
         (``torch.compiler.set_stance``), so attention is seen. Its rounding differs from the compiled loop's, so a
         token may differ. ``run`` in the trace says so.
     attention: ``observe``: the model computes its attention, and the recorder computes it again in two parts.
-        ``replace``: for plain ``scaled_dot_product_attention`` on a CPU, the recorder computes both parts once and
+        ``derive``: on a CPU, A_out follows from the model's own result, A_in and the log-sum-exps, so the recorder reads
+        no value of the prefix. Its error is that of the model's result, at most doubled: heads in which a row gives the
+        prefix less than half of its attention compute A_out anew. ``replace``: for plain ``scaled_dot_product_attention`` on a CPU, the recorder computes both parts once and
         returns the merged result to the model, which is faster than the model alone. Its last bits differ, so a
         near-tie may pick another token. ``run`` in the trace says so.
     interventions: what is changed in attention while the model decodes, such as ``["drop_head,layers=3,heads=0-2"]``.

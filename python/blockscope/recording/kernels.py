@@ -24,13 +24,13 @@ def loaded() -> bool:
     return True
 
 
-def require(model: torch.nn.Module) -> None:
-    """Raises an error if a recording can't compute the model's attention."""
+def require(model: torch.nn.Module, attention: str) -> None:
+    """Raises an error if a recording with this choice of ``attention`` can't use the library for the model."""
     from .. import ops  # noqa: F401 - OperatorsUnavailable says what is missing
 
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices - {"cpu"}:
-        raise UsageError(f"attention: replace is for models on a CPU, got one on {', '.join(sorted(devices))}. HINT: "
+        raise UsageError(f"attention: {attention} is for models on a CPU, got one on {', '.join(sorted(devices))}. HINT: "
                          "attention=\"observe\"")
 
 

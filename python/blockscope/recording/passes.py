@@ -105,7 +105,9 @@ class RunningPass:
             scores = scaled_scores(q, k, call.scale)
             biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
         self._keep_call(q, k, v, call, ranges, biases, rows)
-        out, external, internal, spread, sets = self._attend(q, k, v, call, ranges, biases, rows)
+        derives = self.settings.attention == "derive" and not check and call.out is not None
+        out, external, internal, spread, sets = self._attend(q, k, v, call, ranges, biases, rows,
+                                                             rows.of(call.out, 2) if derives else None)
         if check and call.out is not None:
             _compare(out, rows.of(call.out, 2), where)
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
@@ -221,8 +223,10 @@ class RunningPass:
                               like.key, like.value, spread)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
-                biases: Biases, rows: BlockRows) -> tuple[torch.Tensor, Part, Part, Spread | None, Sets | None]:
-        """Both parts together, each of them, how the weights are spread, and the external keys' sets."""
+                biases: Biases, rows: BlockRows, result: torch.Tensor | None = None,
+                ) -> tuple[torch.Tensor, Part, Part, Spread | None, Sets | None]:
+        """Both parts together, each of them, how the weights are spread, and the external keys' sets. result: what the
+        model computed, if the external output may follow from it."""
         settings, places = self.settings, None
         q, k, v = q.detach(), k.detach(), v.detach()
         if settings.at_least("summary") and self.denoises:
@@ -230,7 +234,7 @@ class RunningPass:
         out, external, internal, spread, sets = split_attention(
             q, (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2)), call.scale,
             call.softcap, biases, places, settings.set_size if self.denoises else 0,
-            settings.set_normaliser != "prefix", settings.at_least("full"), rows.there)
+            settings.set_normaliser != "prefix", settings.at_least("full"), rows.there, result)
         if sets is not None and ranges.offset:
             sets.index = torch.where(sets.index >= 0, sets.index + ranges.offset, sets.index)
             if sets.token_index is not None:

@@ -43,8 +43,8 @@ class Recorder(OpenTrace):
                  decoder_layers: Any, force: bool) -> None:
         self._model, self._settings = model, settings  # as it is called
         model = uncompiled(model)
-        if settings.attention == "replace":
-            kernels.require(model)
+        if settings.attention != "observe":
+            kernels.require(model, settings.attention)
         self._entrances = Entrances(self._model, settings.batch_rows)
         self._looks_inside = settings.at_least("summary") or bool(settings.interventions)
         self._layers = find_layers(model, decoder_layers) if self._looks_inside or decoder_layers is not None else []

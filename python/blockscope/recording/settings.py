@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # pragma: no cover
 
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 COMPILED = ("keep", "eager")
-ATTENTION = ("observe", "replace")
+ATTENTION = ("observe", "derive", "replace")
 
 
 def config_value(model: Any, *names: str) -> Any:
@@ -156,7 +156,7 @@ class Settings:
         if compiled not in COMPILED:
             raise UsageError(f"compiled: expected {' or '.join(COMPILED)}, got {compiled!r}")
         if attention not in ATTENTION:
-            raise UsageError(f"attention: expected {' or '.join(ATTENTION)}, got {attention!r}")
+            raise UsageError(f"attention: expected {', '.join(ATTENTION)}, got {attention!r}")
         at_summary = LEVELS.index(level) >= LEVELS.index("summary")
         if interventions:
             _check_interventions(attention, heads, batch_rows)

@@ -76,12 +76,12 @@ class LayerAttention:
 def split_attention(
     q: torch.Tensor, external: tuple[torch.Tensor, torch.Tensor], internal: tuple[torch.Tensor, torch.Tensor],
     scale: float, softcap: float, biases: Biases, ranges: tuple[torch.Tensor, torch.Tensor] | None, set_size: int,
-    with_block: bool, with_tokens: bool, there: torch.Tensor | None,
+    with_block: bool, with_tokens: bool, there: torch.Tensor | None, result: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Part, Part, Spread | None, Sets | None]:
     """For q [S, H, B, D] over keys and values [S, K, N, D]: attention over all keys [S, H, B, D] in q's type, both
     parts, the spread over the ranges of KeyPlaces.of (None: none), and the sets of external keys (set_size 0: none).
     with_block: normalise over all keys, not only the external ones. there [S, B]: the queries that count for spread and
-    sets; None: all."""
+    sets; None: all. result: the model's own attention over all keys, from which the external output may follow."""
     length = torch.full((q.shape[0],), external[0].shape[2], dtype=torch.int64)
     given = q, *external, length, *internal, scale
     more = (softcap, biases.external, biases.internal) if softcap or biases.any else ()  # than the library has
@@ -91,6 +91,9 @@ def split_attention(
         return out, Part(*parts[:2]), Part(*parts[2:4]), None, None
     size = 0 if with_tokens else set_size  # the library has no operator for the tokens' own sets
     if there is None:
+        if operators is torch_operators or not external[0].shape[2]:
+            result = None
+        more = (result,) if result is not None else more
         out, *parts = operators.recorded_attention(*given, ranges[0], size, with_block, *more)
     else:
         out, *parts = operators.split_attention(*given, *more)
