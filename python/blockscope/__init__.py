@@ -39,6 +39,7 @@ from .errors import (
     NotATrace,
     OperatorsUnavailable,
     PromptError,
+    RankError,
     RuntimeUnavailable,
     TraceError,
     TraceLocked,
@@ -64,7 +65,7 @@ __version__: str = _core.version
 __all__ = [
     "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
     "Delta", "Error", "Figure", "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "PromptError",
-    "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace", "TraceError", "TraceLocked",
+    "RankError", "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace", "TraceError", "TraceLocked",
     "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "attention_map", "cache", "calibrate",
     "compare", "compare_backbone", "metric", "metrics", "open", "policy", "record", "record_engine", "report",
     "similarity_matrix", "strategy",

@@ -51,6 +51,17 @@ class PromptError(Error, ValueError):
     """A prompt that can't be used."""
 
 
+class RankError(Error, RuntimeError):
+    """Another process of the group that records a trace failed, ended early, or wasn't heard of in time."""
+
+    def __init__(self, reason: str, consequence: str) -> None:
+        super().__init__(reason, consequence)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return ". ".join(self.args)
+
+
 class Interrupted(Error):
     """Something stopped a command. The package raises KeyboardInterrupt instead, with the message."""
 

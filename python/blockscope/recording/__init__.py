@@ -51,6 +51,9 @@ def record(
     interventions: Any = None,
     maps: Any = None,
     regions: Any = None,
+    ranks: str | None = None,
+    group: Any = None,
+    rank_timeout: float = 300.0,
     force: bool = False,
 ) -> Recorder:
     """Records what ``model`` does within ``with blockscope.record(...) as run:`` as a trace at ``path``.
@@ -83,11 +86,12 @@ def record(
         (``torch.compiler.set_stance``), so attention is seen. Its rounding differs from the compiled loop's, so a
         token may differ. ``run`` in the trace says so.
     attention: ``observe``: the model computes its attention, and the recorder computes it again in two parts.
-        ``derive``: on a CPU, A_out follows from the model's own result, A_in and the log-sum-exps, so the recorder reads
-        no value of the prefix. Its error is that of the model's result, at most doubled: heads in which a row gives the
-        prefix less than half of its attention compute A_out anew. ``replace``: for plain ``scaled_dot_product_attention`` on a CPU, the recorder computes both parts once and
-        returns the merged result to the model, which is faster than the model alone. Its last bits differ, so a
-        near-tie may pick another token. ``run`` in the trace says so.
+        ``derive``: on a CPU, A_out follows from the model's own result, A_in and the log-sum-exps. The recorder then
+        reads no value of the prefix. The error is that of the model's result, at most doubled: heads in which a row
+        gives the prefix less than half of its attention compute A_out directly. ``replace``: for plain
+        ``scaled_dot_product_attention`` on a CPU, the recorder computes both parts once and returns the merged result
+        to the model, which is faster than the model alone. Its last bits differ, so a near-tie may pick another token.
+        ``run`` in the trace has the choice.
     interventions: what is changed in attention while the model decodes, such as ``["drop_head,layers=3,heads=0-2"]``.
         Texts are those of ``blockscope capture --intervene``, which ``blockscope help intervene`` lists. An entry is a
         text, a dict such as ``{"what": "drop_head", "layers": [3]}``, or the name of a ``*.json`` file with a list. It
@@ -106,11 +110,22 @@ def record(
         of ``positions`` (``"4-99"``, or numbers), ``token`` (an id), ``text`` and ``between`` (two texts). Texts need
         ``tokenizer``. Every prompt must fit every rule. The roles of a chat are not found: the loop passes token ids,
         which don't show the messages.
+    ranks: how the processes of a torch.distributed group share the work. Every rank calls ``record`` with the same
+        arguments. ``heads`` (tensor parallelism): the layers of each rank hold a part of the heads, in the order of the
+        ranks. ``layers`` (pipeline): each rank has a contiguous part of the layers, and its model's list of layers has
+        modules without weights in place of the others. In both cases all ranks call the model with the same token ids
+        and get all logits, and the first rank writes one trace of the whole model. ``sequences`` (data parallelism):
+        each rank decodes sequences of its own. Rank 3 writes ``run.r0003.h5`` for ``run.h5``; ``blockscope repack
+        run.r*.h5 --merge -o run.h5`` joins the files. None: this process records alone.
+    group: the process group of torch.distributed whose ranks these are; None: that of all processes.
+    rank_timeout: seconds that a rank waits for another one, with ``heads`` and ``layers``. Then it ends with
+        :class:`blockscope.RankError`.
     force: replace an existing trace.
     """
     torch = _torch("record")
     from .intervention_texts import read_interventions
     from .model import encoder_and_decoder, model_within
+    from .ranks import Ranks, path_of_rank
     from .recorder import Recorder
     from .regions import read_regions
     from .settings import LEVELS, Settings
@@ -126,9 +141,11 @@ def record(
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
         batch_rows=batch_rows, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type,
         compiled=compiled, attention=attention, interventions=read_interventions(interventions), maps=maps,
-        regions=read_regions(regions, tokenizer), canvas=canvas)
-    return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
-                    force=force)
+        regions=read_regions(regions, tokenizer), ranks=ranks, canvas=canvas)
+    if ranks == "sequences":
+        path = path_of_rank(path, group)
+    return Recorder(model, os.fsencode(path), settings, Ranks(model, ranks, group, rank_timeout),
+                    tokenizer=tokenizer, decoder_layers=decoder_layers, force=force)
 
 
 def record_engine(
@@ -175,5 +192,6 @@ def record_engine(
         model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
         batch_rows=None, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type, compiled="keep",
-        attention="observe", interventions=(), maps=maps, regions=read_regions(regions, tokenizer), canvas=False)
+        attention="observe", interventions=(), maps=maps, regions=read_regions(regions, tokenizer), ranks=None,
+        canvas=False)
     return EngineRecorder(model, os.fsencode(path), settings, tokenizer=tokenizer, force=force)

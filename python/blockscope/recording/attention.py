@@ -58,7 +58,7 @@ _kinds: dict[Any, tuple[Maker | None, str]] = {}  # of functions that were calle
 
 
 def _kind_of(function: Any) -> tuple[Maker | None, str]:
-    """What makes a call of it, and what it is to spelled-out attention. Called for every operation of a forward pass."""
+    """What makes a call of it, and what it is to spelled-out attention. Called for every operation of a pass."""
     found = _kinds.get(function)
     if found is None:
         found = _maker_of(function), spelled_out.kind_of(function)

@@ -24,6 +24,7 @@ from .calls import stated_call
 from .model import NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS
 from .open_trace import OpenTrace
 from .ragged import RaggedPass, check_rows, read_pages
+from .ranks import Ranks
 from .requests import Request, RequestPass
 from .rows import RowWriter
 from .settings import Settings, config_value
@@ -45,8 +46,10 @@ class EngineRecorder(OpenTrace):
         self._num_heads, self._num_kv_heads = (config_value(model, *names) for names in (NUM_HEADS, NUM_KV_HEADS))
         self._settings = settings = settings.within(self._num_layers, self._num_heads)
         self._recorded = settings.recorded_layers(self._num_layers)
-        super().__init__(path, force, RowWriter(path, settings, model, tokenizer, self._recorded, force))
-        self._shapes = LayerShapes()
+        alone = Ranks(model, None, None, 0.0)
+        whole = settings, self._recorded
+        super().__init__(path, force, RowWriter(path, *whole, whole, alone, model, tokenizer, force))
+        self._shapes = LayerShapes(alone.check)
         self._requests: dict[Hashable, Request] = {}
         self._ended: set[Hashable] = set()
         self._running: RaggedPass | None = None

@@ -21,12 +21,15 @@ from .shapes import LayerShape
 from .steps import Pass, Sequence
 
 
-def meta_of(settings: Settings, model: Any, tokenizer: Any, layers: list[int], running: RunningPass,
+def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, running: RunningPass,
             sequence: Sequence, logits: torch.Tensor | None, shape: LayerShape) -> dict[str, Any]:
     """At the first denoising pass; sequence: the batch's first one. layers: the recorded ones."""
     chosen = HeadChoice.of(settings.heads, shape.heads, shape.kv_heads)
     hidden = next((h.shape[-1] for h in running.hidden.values()), None) or config_value(model, *HIDDEN_SIZE)
     vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
+    if settings.ranks in ("heads", "layers") and vocab and logits is not None and logits.shape[-1] < vocab:
+        raise UsageError(f"{type(model).__name__}: returns logits of {logits.shape[-1]} tokens, expected the {vocab} "
+                         "of its vocabulary on every rank. HINT: a model that gathers its logits")
     if not hidden or not vocab:
         raise UsageError(f"{type(model).__name__}: neither its configuration nor its outputs tell hidden_size and "
                          "vocab_size")
@@ -37,7 +40,7 @@ def meta_of(settings: Settings, model: Any, tokenizer: Any, layers: list[int], r
         "layers": num_layers, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.channels,
         "requested": getattr(config, "_name_or_path", "") or "",
         "compute_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "device": str(next(model.parameters()).device)}
+        "device": next(model.parameters()).device.type}  # without a number, so that files of ranks can be merged
     run = {
         "recorded_by": "blockscope.record", "version": _core.version, "torch": torch.__version__,
         "python": platform.python_version(),
@@ -48,6 +51,8 @@ def meta_of(settings: Settings, model: Any, tokenizer: Any, layers: list[int], r
         "batch_rows": settings.batch_rows or [],
         "compiled": settings.compiled, "attention": settings.attention,
         "kernels": "blockscope" if kernels.loaded() else "torch", "sources": settings.sources}
+    if settings.ranks is not None:
+        run["ranks"] = settings.ranks
     if settings.maps is not None:
         run["map_steps"] = settings.maps.steps or []
     if settings.interventions:
@@ -71,6 +76,11 @@ def meta_of(settings: Settings, model: Any, tokenizer: Any, layers: list[int], r
         "pieces": vocabulary_pieces(tokenizer, vocab)}
 
 
+def map_heads(settings: Settings, num_heads: int) -> list[int]:
+    maps = settings.maps
+    return [] if maps is None else maps.among("heads", settings.heads or range(num_heads))
+
+
 def _of_maps(settings: Settings, one: Pass, sequence: Sequence, num_heads: int) -> dict[str, Any]:
     maps = settings.maps
     if maps is None:
@@ -79,7 +89,7 @@ def _of_maps(settings: Settings, one: Pass, sequence: Sequence, num_heads: int) 
     if maps.positions is None and not whole:
         raise UsageError("maps: the length of the sequence isn't known. HINT: record(..., gen_length=...), or "
                          "maps=\"positions=...\" with the length of the longest one")
-    heads = maps.among("heads", settings.heads or range(num_heads))
+    heads = map_heads(settings, num_heads)
     length = sequence.prompt_length + sequence.initial_length(one)
     if maps.positions is not None and maps.positions < length:
         refuse_length(length, maps.positions)

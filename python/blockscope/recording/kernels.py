@@ -30,8 +30,8 @@ def require(model: torch.nn.Module, attention: str) -> None:
 
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices - {"cpu"}:
-        raise UsageError(f"attention: {attention} is for models on a CPU, got one on {', '.join(sorted(devices))}. HINT: "
-                         "attention=\"observe\"")
+        raise UsageError(f"attention: {attention} is for models on a CPU, got one on {', '.join(sorted(devices))}. "
+                         "HINT: attention=\"observe\"")
 
 
 def taken(x: torch.Tensor) -> bool:

@@ -11,6 +11,15 @@ from ..errors import UsageError
 from .rows import RowWriter
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Adds to what the error says. Before Python 3.11, a warning says it."""
+    note = f"blockscope: {text}"
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        warnings.warn(note, stacklevel=4)
+
+
 class OpenTrace:
     def __init__(self, path: bytes, force: bool, rows: RowWriter) -> None:
         self._path, self._force, self._rows = path, force, rows
@@ -47,11 +56,7 @@ class OpenTrace:
         except Exception as second:
             if error is None:
                 raise
-            note = f"blockscope: the trace couldn't be closed: {second}"  # the user's exception continues
-            if hasattr(error, "add_note"):
-                error.add_note(note)
-            else:
-                warnings.warn(note, stacklevel=3)
+            add_note(error, f"the trace couldn't be closed: {second}")  # the user's exception continues
         finally:
             self._rows.release()
 

@@ -22,7 +22,7 @@ from .patches import ModelSizes
 from .regions import KeyPlaces
 from .settings import Settings
 from .shapes import LayerShape, LayerShapes, unpacked
-from .split import LayerAttention, Part, Sets, Spread, split_attention
+from .split import LayerAttention, Part, Sets, Spread, moved, split_attention
 from .steps import Kind, Pass, PassInput, Sequence
 from .torch_operators import scaled_scores
 from .trails import Lost
@@ -62,7 +62,7 @@ class RunningPass:
         self.pass_ns = 0
         self._begun = 0
         self._biases: dict[Any, tuple[Any, KeyRanges, Biases, BlockRows]] = {}
-        self._block_rows: dict[int, BlockRows] = {}  # by the number of a tensor's rows
+        self._block_rows: dict[tuple[int, torch.device], BlockRows] = {}  # by the number of a tensor's rows
 
     def begin(self, now: int) -> None:
         self._begun = now
@@ -185,11 +185,11 @@ class RunningPass:
         chosen = layer_rows(self.given.cache) if by_layer else None
         if chosen is not None:
             self.by_layer[self.layer] = chosen
-        elif count in self._block_rows:
-            return self._block_rows[count]
+        elif (count, device) in self._block_rows:
+            return self._block_rows[count, device]
         found = self.geometry.block_rows(count, device)
         if chosen is None:
-            self._block_rows[count] = found
+            self._block_rows[count, device] = found
         return found
 
     def take_computed(self, layers: list[int]) -> None:
@@ -209,6 +209,15 @@ class RunningPass:
             self.by_layer.setdefault(layer, LayerRows([[]] * len(self.given.ids), [[]] * len(self.given.ids)))
             if layer not in self.attention and self.attention:
                 self.attention[layer] = self._nothing(next(iter(self.attention.values())))
+
+    def bring_together(self) -> None:
+        """At the end of the pass: the values of layers on several devices (``device_map="auto"``) go to one of them,
+        because the arrays of a row join the layers."""
+        places = [*(one.query.device for one in self.attention.values()), *(x.device for x in self.hidden.values()),
+                  *(keys.device for keys, _ in self.stored.values())]
+        if len(set(places)) > 1:
+            self.attention, self.hidden, self.stored = (moved(values, places[0]) for values in (
+                self.attention, self.hidden, self.stored))
 
     def _nothing(self, like: LayerAttention) -> LayerAttention:
         def part(one: Part) -> Part:
@@ -230,7 +239,8 @@ class RunningPass:
         settings, places = self.settings, None
         q, k, v = q.detach(), k.detach(), v.detach()
         if settings.at_least("summary") and self.denoises:
-            places = self.places.of(tuple((begin + ranges.offset, end + ranges.offset) for begin, end in ranges.external))
+            places = self.places.of(tuple((begin + ranges.offset, end + ranges.offset)
+                                          for begin, end in ranges.external))
         out, external, internal, spread, sets = split_attention(
             q, (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2)), call.scale,
             call.softcap, biases, places, settings.set_size if self.denoises else 0,

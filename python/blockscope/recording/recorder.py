@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
+from ..errors import RankError, UsageError
 from . import kernels
 from .attention import Watch, unseen, watch_multihead
 from .batch import Batch
@@ -23,9 +23,10 @@ from .geometry import Geometry
 from .interventions import Interventions
 from .interface import unwatch_interface, watch_interface
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS, Inputs, find_layers, logits_of
-from .open_trace import OpenTrace
+from .open_trace import OpenTrace, add_note
 from .order import BatchOrder
 from .passes import NO_GRADIENTS, RunningPass
+from .ranks import Ranks
 from .rows import RowWriter
 from .settings import Settings, config_value
 from .shapes import LayerShape, LayerShapes, assumed_shape, configured_shape
@@ -39,27 +40,31 @@ class Recorder(OpenTrace):
     """The ``run`` of ``with blockscope.record(...) as run``. The loop needs none of its methods if the model's inputs
     show everything."""
 
-    def __init__(self, model: torch.nn.Module, path: bytes, settings: Settings, *, tokenizer: Any,
+    def __init__(self, model: torch.nn.Module, path: bytes, settings: Settings, ranks: Ranks, *, tokenizer: Any,
                  decoder_layers: Any, force: bool) -> None:
         self._model, self._settings = model, settings  # as it is called
         model = uncompiled(model)
         if settings.attention != "observe":
             kernels.require(model, settings.attention)
+        self._ranks = ranks
         self._entrances = Entrances(self._model, settings.batch_rows)
         self._looks_inside = settings.at_least("summary") or bool(settings.interventions)
         self._layers = find_layers(model, decoder_layers) if self._looks_inside or decoder_layers is not None else []
         self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
         heads = config_value(model, *NUM_HEADS)
-        self._settings = settings = settings.within(self._num_layers, heads)
-        self._recorded = settings.recorded_layers(self._num_layers)
+        settings = settings.within(self._num_layers, heads)
+        self._whole = settings, settings.recorded_layers(self._num_layers)  # of all ranks
+        settings, self._recorded = ranks.own(*self._whole, self._layers)
+        self._settings = settings
         self._interventions = Interventions(settings.interventions, self._num_layers, heads, settings.regions)
         shown = self._recorded if settings.at_least("summary") else []
         self._looked_at = {*shown, *self._interventions.layers}
-        self._shapes = LayerShapes()
+        self._shapes = LayerShapes(ranks.check)
         self._configured = None if self._looks_inside else configured_shape(model)
         self._order = BatchOrder()
         self._batch = Batch(settings)
-        super().__init__(path, force, RowWriter(path, settings, model, tokenizer, self._recorded, force))
+        super().__init__(path, force, RowWriter(path, settings, self._recorded, self._whole, ranks, model, tokenizer,
+                                                force))
         self._histories: list[History] = []
         self._first_predictions: list[tuple[tuple[int, int], Predictions | None]] = []
         self._statement = Statement()
@@ -78,7 +83,17 @@ class Recorder(OpenTrace):
     def __enter__(self) -> Recorder:
         if self._hooks:
             raise UsageError("the recording is open already")
-        self._refuse_target()
+        try:
+            self._ranks.open(self._path, self._whole[0])
+            self._open()
+        except BaseException as error:
+            self._ranks.leave(error)
+            raise
+        return self
+
+    def _open(self) -> None:
+        if self._ranks.first:
+            self._refuse_target()
         self._interventions.open(config_value(uncompiled(self._model), *HIDDEN_SIZE))
         if self._looks_inside:
             watch_interface()
@@ -90,7 +105,6 @@ class Recorder(OpenTrace):
                 layer.register_forward_pre_hook(self._layer_hook(index), with_kwargs=True),
                 layer.register_forward_hook(self._layer_end)]
         self._hooks += watch_multihead(uncompiled(self._model)) if self._looks_inside else self._guard()
-        return self
 
     def _guard(self) -> list[Any]:
         """Hooks on layers show that the loop calls ``model.forward`` directly, which skips the hooks on the model."""
@@ -121,9 +135,22 @@ class Recorder(OpenTrace):
         if os.getpid() != self._pid:
             return
         try:
+            if error is None:
+                self._ranks.meet(f"ends its recording after {self._num_passes} passes")
+            else:
+                self._ranks.leave(error)
             self._close(error, lambda: self._rows.finish(self._batch))
+        except Exception as second:
+            self._ranks.leave(second)
+            raise
         finally:
             self._interventions.close()
+            self._rows.release()
+            self._ranks.close()
+        if isinstance(error, RuntimeError) and not isinstance(error, RankError):  # may be that of a collective
+            reasons = self._ranks.reasons()
+            if reasons:
+                add_note(error, reasons)
 
     def begin_sequence(self, *, prompt_length: int | None = None, gen_length: int | None = None,
                        name: str | SequenceOf[str] = "") -> None:
@@ -204,7 +231,7 @@ class Recorder(OpenTrace):
         begun = time.perf_counter_ns()
         with torch.no_grad():
             statement, self._statement = self._statement, Statement()
-            given = inputs.read(args, kwargs, statement)
+            given = self._ranks.begin_pass(self._num_passes, inputs.read(args, kwargs, statement))
             if self._batch.starts_anew(given):
                 self._rows.end(self._batch, None, "length")
                 self._shift = ShiftCheck(self._settings)
@@ -237,6 +264,11 @@ class Recorder(OpenTrace):
     @property
     def _shape(self) -> LayerShape | None:
         return self._shapes.first if self._looks_inside else self._configured or self._shapes.first
+
+    def _model_shape(self) -> LayerShape:
+        """The whole model's shape, for the header."""
+        seen = self._shapes.first
+        return self._configured or (self._ranks.whole(seen) if seen is not None else assumed_shape(self._model))
 
     def _layer_hook(self, index: int) -> Any:
         def before(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -361,7 +393,8 @@ class Recorder(OpenTrace):
                 self._shapes.the_one([name for name, _ in self._layers])
             running.require_patched(self._layers)
             logits = running.given.own(logits_of(output))
-            self._rows.open(self._batch, running, logits, self._shape or assumed_shape(self._model))
+            running.bring_together()
+            self._rows.open(self._batch, running, logits, self._model_shape())
             predictions = self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
             self._shift.take(running, predictions)
 

@@ -23,8 +23,8 @@ _EXAMPLE = "[{\"region\": \"question\", \"between\": [\"Q:\", \"A:\"]}]"
 class Regions:
     """The regions of keys in a trace, and what they are in each sequence."""
 
-    def __init__(self, rules: _core.PromptParts | None = None, tokenizer: Any = None) -> None:
-        self._rules, self._tokenizer = rules, tokenizer
+    def __init__(self, rules: _core.PromptParts | None = None, tokenizer: Any = None, text: bytes = b"") -> None:
+        self._rules, self._tokenizer, self._text = rules, tokenizer, text
         self.names: list[str] = list(_core.region_names if rules is None else rules.region_names())
         self._pieces: list[bytes] | None = None
         self._known: weakref.WeakKeyDictionary[Sequence, tuple[list[int], bytes]] = weakref.WeakKeyDictionary()
@@ -33,6 +33,10 @@ class Regions:
     def __bool__(self) -> bool:
         """Whether parts of prompts have names."""
         return self._rules is not None
+
+    def __repr__(self) -> str:
+        """The rules, which are compared between the ranks of a recording."""
+        return self._text.decode(errors="replace")
 
     def of(self, sequence: Sequence) -> bytes:
         """The region of each token of the prompt, an index into `names`; empty without named parts."""
@@ -76,7 +80,8 @@ class KeyPlaces:
     def __init__(self, regions: Regions, sequences: list[Sequence], starts: list[int], size: int) -> None:
         """starts: position of each sequence's block. size: its length."""
         self._regions, self._blocks, self._size = regions, list(zip(sequences, starts)), size
-        self._known: dict[tuple[tuple[int, int], ...], tuple[torch.Tensor, torch.Tensor]] = {}  # windows differ by layer
+        # Windows differ by layer.
+        self._known: dict[tuple[tuple[int, int], ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, positions: tuple[tuple[int, int], ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """positions: [begin, end) of the keys. Returns the ends of the ranges among them [S, R], and the place of each
@@ -125,7 +130,7 @@ def read_regions(given: Any, tokenizer: Any) -> Regions:
                               allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:  # a rule in itself, NaN, half of a character
             raise UsageError(f"regions: expected texts and numbers: {error}. HINT: {_EXAMPLE}") from None
-    return Regions(_core.PromptParts(text, where.encode(errors="replace")), tokenizer)
+    return Regions(_core.PromptParts(text, where.encode(errors="replace")), tokenizer, text)
 
 
 def _plain(rule: Any) -> Any:

@@ -48,8 +48,8 @@ class Request:
             statement = Statement(kind=Kind.COMMIT)
         given = PassInput([tokens], first, first, True, statement, placed=True, batch=1)
         if again and given.end <= self.sequence.block_start:  # nothing new, and it doesn't show what was decided
-            running = RunningPass(number, given, [Pass(Kind.COMMIT, first, len(tokens))], [self.sequence], self.settings,
-                                  num_layers)
+            one = Pass(Kind.COMMIT, first, len(tokens))
+            running = RunningPass(number, given, [one], [self.sequence], self.settings, num_layers)
             return RequestPass(self, running, Change(), recorded=False)
         try:
             (one, change), = self.batch.observe(given)

@@ -14,11 +14,12 @@ from .. import _core
 from ..errors import UsageError
 from .batch import Batch
 from .caches import valid_of, ranges_of
-from .facts import meta_of
+from .facts import map_heads, meta_of
 from .full_level import StoredKeys, arrays_of
 from .host_copies import HostCopies
 from .layer_maps import map_of_row, refuse_length
 from .passes import RunningPass
+from .ranks import Ranks
 from .settings import Settings
 from .shapes import LayerShape
 from .statistics import History, LayerValues, Predictions, SpareRows, gathered, spread_of
@@ -52,9 +53,12 @@ class TracedSequence:
 
 
 class RowWriter:
-    def __init__(self, path: bytes, settings: Settings, model: Any, tokenizer: Any, layers: list[int],
-                 force: bool) -> None:
+    """settings, layers: of this rank; `whole` has those of all ranks together, for the header."""
+
+    def __init__(self, path: bytes, settings: Settings, layers: list[int], whole: tuple[Settings, list[int]],
+                 ranks: Ranks, model: Any, tokenizer: Any, force: bool) -> None:
         self._path, self._settings, self._model, self._tokenizer = path, settings, model, tokenizer
+        self._whole, self._ranks = whole, ranks
         self._layers, self._force = layers, force
         self._writer: Any = None
         self._traced: list[TracedSequence] = []
@@ -70,17 +74,19 @@ class RowWriter:
     # --- the file -----------------------------------------------------------------------------------------------------
 
     def open(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None, shape: LayerShape) -> None:
-        """Creates the file at the first denoising pass, and begins the batch's sequences in it."""
+        """Creates the file at the first denoising pass, and begins the batch's sequences in it. shape: the whole
+        model's."""
         if self._traced or not running.denoises:
             return
         sequences = batch.sequences
         bidirectional = bool(sequences[0].bidirectional)
         if self._writer is None:
             self._bidirectional = bidirectional
-            meta = meta_of(self._settings, self._model, self._tokenizer, self._layers, running, sequences[0], logits,
-                           shape)
-            self._map_heads, self._map_positions = len(meta["map_heads"]), meta["map_positions"]
-            self._writer = _core.TraceWriter(self._path, meta, self._force, QUEUE_BYTES)
+            meta = meta_of(*self._whole, self._model, self._tokenizer, running, sequences[0], logits, shape)
+            self._map_heads = len(map_heads(self._settings, shape.heads // self._ranks.head_shares))
+            self._map_positions = meta["map_positions"]
+            self._writer = self._ranks.writer(
+                shape, lambda: _core.TraceWriter(self._path, meta, self._force, QUEUE_BYTES))
         elif bidirectional != self._bidirectional:
             raise UsageError("one sequence is denoised with attention in both directions, another isn't; a trace has "
                              "one kind. HINT: say which with record(..., bidirectional=...)")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # pragma: no cover
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 COMPILED = ("keep", "eager")
 ATTENTION = ("observe", "derive", "replace")
+RANKS = ("heads", "layers", "sequences")
 
 
 def config_value(model: Any, *names: str) -> Any:
@@ -94,6 +95,7 @@ class Settings:
     interventions: tuple[Intervention, ...] = ()
     maps: Maps | None = None
     regions: Regions = field(default_factory=Regions)
+    ranks: str | None = None  # what the processes of a group share
     canvas: bool = False  # a decoder denoises a canvas without masks
     sources: dict[str, str] = field(default_factory=dict)  # sources of values that were not given
 
@@ -126,7 +128,7 @@ class Settings:
            heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None,
            batch_rows: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
            bidirectional: bool | None, compiled: str, attention: str, interventions: tuple[Intervention, ...],
-           maps: Any, regions: Regions, canvas: bool) -> Settings:
+           maps: Any, regions: Regions, ranks: str | None, canvas: bool) -> Settings:
         sources = {}
         if canvas and block_length is None:
             block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
@@ -158,8 +160,13 @@ class Settings:
         if attention not in ATTENTION:
             raise UsageError(f"attention: expected {', '.join(ATTENTION)}, got {attention!r}")
         at_summary = LEVELS.index(level) >= LEVELS.index("summary")
+        if ranks not in (None, *RANKS):
+            raise UsageError(f"ranks: expected one of {', '.join(RANKS)}, got {ranks!r}")
         if interventions:
             _check_interventions(attention, heads, batch_rows)
+            if ranks in ("heads", "layers"):
+                raise UsageError("interventions: expected a model that is whole in one process, got "
+                                 f"ranks=\"{ranks}\". HINT: leave interventions= out, or load the model in one process")
         _check_regions(regions, interventions, at_summary)
         if logit_shift not in (None, 0, 1):
             raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
@@ -174,4 +181,4 @@ class Settings:
             set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
             set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
             interventions=interventions, maps=read_maps(maps, at_summary, **chosen),
-            regions=regions, canvas=canvas, sources=sources)
+            regions=regions, ranks=ranks, canvas=canvas, sources=sources)

@@ -4,7 +4,7 @@ may have that of other layers."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,16 +96,18 @@ def _distinct(call: AttentionCall, where: str) -> int:
 
 
 class LayerShapes:
-    """The shape of each layer, from its first call on."""
+    """The shape of each layer, from its first call on. check: raises an error for a shape that can't be the model's."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[LayerShape, str], None]) -> None:
         self._known: dict[int, LayerShape] = {}
+        self._check = check
 
     def own_heads(self, layer: int, call: AttentionCall, where: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [S, K, N, D] of only the KV heads, if the model repeated them for its query heads."""
         known = self._known.get(layer)
         if known is None:
             known = self._known[layer] = shape_of(call, where)
+            self._check(known, where)
         keys = call.k.shape[1]
         now = LayerShape(call.q.shape[1], known.kv_heads, call.q.shape[3], call.v.shape[3], call.scale)
         if now != known or keys not in (known.kv_heads, known.heads):
@@ -120,6 +122,8 @@ class LayerShapes:
         if not self._known:
             with contextlib.suppress(UsageError):
                 self._known[0] = shape_of(unpacked(call, length, call.function), call.function)
+        if self._known:
+            self._check(self._known[0], call.function)
 
     @property
     def first(self) -> LayerShape | None:

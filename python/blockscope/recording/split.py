@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -71,6 +71,19 @@ class LayerAttention:
     spread: Spread | None = None  # None below level summary
     intervened: torch.Tensor | None = None  # [S, H] bool: heads that interventions changed; None: none
     map: LayerMap | None = None  # None: the weights of this layer and step aren't recorded
+
+
+def moved(values: Any, device: torch.device) -> Any:
+    """The same with its tensors on this device."""
+    if isinstance(values, torch.Tensor):
+        return values.to(device)
+    if isinstance(values, dict):
+        return {key: moved(value, device) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(moved(value, device) for value in values)
+    if is_dataclass(values):
+        return replace(values, **{field.name: moved(getattr(values, field.name), device) for field in fields(values)})
+    return values
 
 
 def split_attention(

@@ -173,10 +173,10 @@ def weight_spread(
     q: Tensor, k_ext: Tensor, k_in: Tensor, scale: float, ends: Tensor, softcap: float = 0.0,
     bias_ext: Tensor | None = None, bias_in: Tensor | None = None, rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """How the weights are spread over all N external keys and the block's, as WeightSpread of kernels/ops.h: entropy and
-    largest weight [S, H, 3], mean weight of each range of external keys [S, H, R], which end at ends [S, R], and of each
-    key of the block [S, H, B], and of the block's keys by offset [S, H, 2 B - 1]. Means over the queries of rows [S, B]
-    bool; NaN without any."""
+    """How the weights are spread over all N external keys and the block's, as WeightSpread of kernels/ops.h: entropy
+    and largest weight [S, H, 3], mean weight of each range of external keys [S, H, R], which end at ends [S, R], and of
+    each key of the block [S, H, B], and of the block's keys by offset [S, H, 2 B - 1]. Means over the queries of rows
+    [S, B] bool; NaN without any."""
     sequences, heads, block, _ = q.shape
     kv_heads, outside, inside = k_ext.shape[1], k_ext.shape[2], k_in.shape[2]
     group = heads // kv_heads
