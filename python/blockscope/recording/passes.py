@@ -113,7 +113,7 @@ class RunningPass:
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
-            external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2),
+            external, internal, chosen.kept(rows.blank(q, 2)), sets, *self._block_keys(ranges, k, v),
             None if spread is None else spread.each(chosen.kept),
             map=self._map(q, k, call, ranges, biases, rows, chosen))
 
@@ -145,9 +145,17 @@ class RunningPass:
         self._keep_call(call.q, k, v, call, ranges, biases, rows)
         out, external, internal, spread, sets = self._attend(call.q, k, v, call, ranges, biases, rows)
         self.attention[self.layer] = LayerAttention(
-            external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2), spread,
+            external, internal, call.q, sets, None, None, spread,
             map=self._map(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
         return out
+
+    def _block_keys(self, ranges: KeyRanges, k: torch.Tensor,
+                    v: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Only level full records them. Copies, because views would keep the memory of all keys until the row is
+        written, and the model's next layers would have to fill fresh pages."""
+        if not self.settings.at_least("full"):
+            return None, None
+        return ranges.inside(k, 2).clone(), ranges.inside(v, 2).clone()
 
     def _keep_call(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
                    biases: Biases, rows: BlockRows) -> None:

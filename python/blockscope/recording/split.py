@@ -66,8 +66,8 @@ class LayerAttention:
     internal: Part
     query: torch.Tensor  # [S, H, B, D]
     sets: Sets | None
-    key: torch.Tensor  # [S, K, B, D], of the block
-    value: torch.Tensor
+    key: torch.Tensor | None  # [S, K, B, D], of the block; None below level full
+    value: torch.Tensor | None
     spread: Spread | None = None  # None below level summary
     intervened: torch.Tensor | None = None  # [S, H] bool: heads that interventions changed; None: none
     map: LayerMap | None = None  # None: the weights of this layer and step aren't recorded
