@@ -90,8 +90,8 @@ def record(
         reads no value of the prefix. The error is that of the model's result, at most doubled: heads in which a row
         gives the prefix less than half of its attention compute A_out directly. ``replace``: for plain
         ``scaled_dot_product_attention`` on a CPU, the recorder computes both parts once and returns the merged result
-        to the model, which is faster than the model alone. Its last bits differ, so a near-tie may pick another token.
-        ``run`` in the trace has the choice.
+        to the model, which spares the model's own attention. Its last bits differ, so a near-tie may pick another
+        token. ``run`` in the trace has the choice.
     interventions: what is changed in attention while the model decodes, such as ``["drop_head,layers=3,heads=0-2"]``.
         Texts are those of ``blockscope capture --intervene``, which ``blockscope help intervene`` lists. An entry is a
         text, a dict such as ``{"what": "drop_head", "layers": [3]}``, or the name of a ``*.json`` file with a list. It
