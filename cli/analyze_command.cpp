@@ -118,7 +118,7 @@ void check_axes(const TraceGroup& traces, const std::vector<const MetricInfo*>& 
   for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
   PassOptions nothing;
   nothing.rows.sequences = std::vector<std::int64_t>{};
-  if (metrics.empty()) return;  // plugins' alone, whose axes only their results show
+  if (!own_metrics().empty()) return;  // only their results show their axes
   const std::vector<MetricResult> results = run_pass(traces, metrics, nothing);
   refuse_idle_axes(command, results);
   if (!by.empty()) metrics_without(results, by);
@@ -224,7 +224,13 @@ class Analysis {
         document_.unavailable.push_back({metric.name, metric.level, reason});
         continue;
       }
-      results.push_back(metric.compute(traces, selection.steps, pass_options(selection, progress)));
+      try {
+        results.push_back(
+            metric.compute(traces, selection.steps, pass_options(selection, progress)));
+      } catch (const TraceError& error) {  // nothing to compute it from
+        if (!flags_.metrics.empty()) throw;
+        document_.unavailable.push_back({metric.name, metric.level, error.what()});
+      }
     }
     AnalyzeSelection heads = selection;  // each metric itself took the steps
     heads.steps.reset();

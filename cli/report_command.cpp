@@ -79,7 +79,11 @@ void run_report(const ReportFlags& flags) {
     PassOptions pass;
     pass.threads = options.threads;
     pass.progress = options.progress;
-    options.own.push_back(metric.compute(traces, std::nullopt, pass));
+    try {
+      options.own.push_back(metric.compute(traces, std::nullopt, pass));
+    } catch (const TraceError& error) {  // nothing to compute it from
+      if (!flags.quiet) note("{} is not on the page: {}\n", metric.name, printable(error.what()));
+    }
   }
   const ReportPage page = make_report(traces, options);
   const std::vector<Figure> figures = figures_of(page);

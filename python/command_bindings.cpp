@@ -12,8 +12,7 @@
 namespace blockscope::python {
 namespace {
 
-/// Throws the exception as one of C++. own_metrics.py lets only classes of blockscope/errors.py
-/// out.
+/// Throws the exception as one of C++. own_metrics.py makes it one of blockscope/errors.py.
 [[noreturn]] void throw_own(const nb::python_error& error) {
   const nb::object errors = nb::module_::import_("blockscope.errors");
   const auto is = [&](const char* name) { return error.matches(errors.attr(name)); };

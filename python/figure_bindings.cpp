@@ -46,6 +46,9 @@ MetricResult to_result(const nb::dict& item) {
   result.formula = nb::cast<std::string>(item["formula"]);
   result.source = nb::cast<std::string>(item["source"]);
   result.computed_from = nb::cast<std::string>(item["computed_from"]);
+  for (const auto& [reason, count] : nb::cast<nb::dict>(item["left_out"])) {
+    result.left_out[nb::cast<std::string>(reason)] = nb::cast<std::int64_t>(count);
+  }
   for (const nb::handle array : item["arrays"]) result.arrays.push_back(to_array(array));
   return result;
 }

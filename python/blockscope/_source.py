@@ -6,7 +6,10 @@ import hashlib
 import inspect
 import os
 import sys
+import types
 from typing import Any
+
+from .errors import UsageError
 
 
 def file_of(thing: Any) -> str:
@@ -27,8 +30,26 @@ def digest(thing: Any, file: str) -> str:
         pass
     try:
         return hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()
-    except (OSError, TypeError):
-        return ""
+    except (OSError, TypeError):  # a class of a notebook
+        return hashlib.sha256(repr(_code(thing)).encode()).hexdigest()
+
+
+def _code(thing: Any) -> Any:
+    """What a function does, or the functions of a class, without the places of their lines."""
+    if isinstance(thing, type):
+        return [(name, _code(value)) for name, value in vars(thing).items() if not name.startswith("__module")]
+    code = getattr(getattr(thing, "__func__", thing), "__code__", thing)
+    if isinstance(code, types.CodeType):
+        return code.co_code, code.co_names, code.co_varnames, [_code(one) for one in code.co_consts], repr(
+            getattr(thing, "__defaults__", None))
+    return repr(code) if isinstance(code, (int, float, str, bytes, bool, tuple, frozenset, type(None))) else type(code)
+
+
+def check_file(kind: str, name: str, file: str, before: str | None) -> None:
+    """Refuses a name that another file has. The cell of a notebook may run again, and a file may be loaded again."""
+    if before is not None and before != file and "<" not in before + file and "ipykernel" not in file:
+        raise UsageError(f"{kind} {name}: expected another name, because {before} has it too. HINT: rename the one "
+                         f"in {file}")
 
 
 def meaning(thing: Any) -> str:

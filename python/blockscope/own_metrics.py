@@ -17,8 +17,8 @@ from . import _core
 from ._arguments import Indices, indices
 from ._paths import text
 from ._progress import Progress, Shown
-from ._source import digest, file_of, meaning
-from .errors import Error, TraceError, UsageError
+from ._source import check_file, digest, file_of, meaning
+from .errors import Error, Interrupted, TraceError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 _KINDS = ("pair", "step", "block", "sequence")
+_NOT_FINITE = "not finite"
 _PLACES = ("sequence", "block", "step")  # axes that the engine counts; all others are those of the values
 
 
@@ -83,6 +84,8 @@ def metric(name: Union[str, Function, None] = None, *, level: str = "outputs", d
         UsageError: an unknown level, or a function whose parameters say nothing about `of`.
     """
 
+    axes = tuple(dims)
+
     def register(function: Function) -> Function:
         own_name = name if isinstance(name, str) else function.__name__
         _check_name("metric", own_name)
@@ -92,9 +95,12 @@ def metric(name: Union[str, Function, None] = None, *, level: str = "outputs", d
             raise UsageError(f"metric {own_name}: level: expected {', '.join(LEVELS)}, got {level!r}")
         if of is not None and of not in _KINDS:
             raise UsageError(f"metric {own_name}: of: expected {', '.join(_KINDS)}, got {of!r}")
-        file = file_of(function)
-        found = Metric(own_name, level, tuple(dims), of or _kind_of(own_name, function), function, meaning(function),
-                       formula or f"{own_name}(), {file}", source, unit, file, digest(function, file))
+        if isinstance(dims, str) or len(set(axes)) < len(axes):
+            raise UsageError(f"metric {own_name}: dims: expected a list of different names, got {dims!r}")
+        file, before = file_of(function), _metrics.get(own_name)
+        check_file("metric", own_name, file, None if before is None else before.file)
+        found = Metric(own_name, level, axes, of or _kind_of(own_name, function), function, meaning(function),
+                       formula or f"{own_name}()", source, unit, file, digest(function, file))
         _metrics[own_name] = found
         function._blockscope_metric = found  # type: ignore[attr-defined]
         return function
@@ -132,10 +138,12 @@ class _Sums:
 
     def __init__(self) -> None:
         self.cells: dict[tuple[int, ...], list[Any]] = {}
+        self.left_out = 0  # terms of values that are not finite
 
     def add(self, place: tuple[int, ...], values: np.ndarray, terms: np.ndarray) -> None:
         import numpy as np
 
+        self.left_out += int(terms[~np.isfinite(values)].sum())
         terms = np.where(np.isfinite(values), terms, 0)
         total = np.where(terms > 0, values, 0.0) * terms
         cell = self.cells.get(place)
@@ -188,26 +196,42 @@ class _Run:
             named = result if isinstance(result, Mapping) else {self.metric.name: result}
             for name, given in named.items():
                 _check_name(f"metric {self.metric.name}: array", name)
+                own = self.metric.name if name == self.metric.name else f"{self.metric.name}: {name}"
+                where = f"metric {own}: {', '.join(f'{axis} {index}' for axis, index in place.items())}"
+                if name in (*self.metric.dims, *_PLACES) or name.endswith("_terms"):
+                    raise UsageError(f"metric {own}: expected the name of an array, got that of "
+                                     f"{'terms' if name.endswith('_terms') else 'an axis'}. HINT: give it another name")
                 values, terms = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-                try:
-                    values = np.asarray(values, np.float64)
-                    terms = np.ones(values.shape, np.int64) if terms is None else np.broadcast_to(terms, values.shape)
-                except (TypeError, ValueError) as error:
-                    raise UsageError(f"metric {self.metric.name}: {name}: expected numbers, or (values, terms) of one shape: "
-                                     f"{error}") from None
-                if terms.dtype.kind not in "iub" or (terms < 0).any():
-                    raise UsageError(f"metric {self.metric.name}: {name}: terms: expected whole numbers from 0, got "
-                                     f"{terms.dtype}")
-                if values.ndim != len(self.own):
-                    raise UsageError(f"metric {self.metric.name}: {name}: expected an axis for each of {self.own}, got "
-                                     f"{list(values.shape)}")
+                values, terms = self._numbers(where, values, terms)
                 missing = [dim for dim in self.places if dim not in place]
                 if missing:
                     raise UsageError(f"metric {self.metric.name}: a function of a {self.metric.of} has no axis {missing[0]}")
                 try:
                     self.sums.setdefault(name, _Sums()).add(tuple(place[dim] for dim in self.places), values, terms)
                 except UsageError as error:
-                    raise UsageError(f"metric {self.metric.name}: {name}: {error}") from None
+                    raise UsageError(f"{where}: {error}") from None
+
+    def _numbers(self, where: str, values: Any, terms: Any) -> tuple[np.ndarray, np.ndarray]:
+        """float64 values and int64 terms of one shape, an axis for each of the metric's own."""
+        import numpy as np
+
+        if np.iscomplexobj(values):
+            raise UsageError(f"{where}: expected numbers, got complex ones")
+        try:
+            found = np.asarray(values, np.float64)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{where}: expected numbers: {error}") from None
+        if found.ndim != len(self.own):
+            raise UsageError(f"{where}: expected an axis for each of {self.own}, got {list(found.shape)}")
+        if terms is None:
+            return found, np.ones(found.shape, np.int64)
+        counts = np.asarray(terms)
+        if counts.dtype.kind not in "iubf" or not (counts >= 0).all() or (counts != np.trunc(counts)).any():
+            raise UsageError(f"{where}: terms: expected whole numbers from 0, got {terms!r}")
+        if counts.ndim and counts.shape != found.shape:
+            raise UsageError(f"{where}: terms: expected the shape of the values {list(found.shape)}, got "
+                             f"{list(counts.shape)}")
+        return found, np.broadcast_to(counts.astype(np.int64), found.shape)
 
     def check_dims(self, coordinates: Mapping[str, Any]) -> None:
         """The axes of the model have the sizes of the trace's; another name must not be close to one of them."""
@@ -300,9 +324,12 @@ def _one(path: bytes, metric: Metric, choices: Mapping[str, Any], threads: int, 
         run.check_dims(coordinates)
         variables, coords = run.variables(coordinates)
         if not variables:
-            raise UsageError(f"metric {metric.name}: {os.fsdecode(path)}: no step is left to compute it from")
+            what = "two steps in a row" if metric.of == "pair" else f"a {metric.of}"
+            raise TraceError(f"metric {metric.name}: {os.fsdecode(path)}: expected {what} to compute it from, found none "
+                             "in what is selected")
         attrs = {"metric": metric.name, "title": metric.title, "formula": metric.formula, "source": metric.source,
                  "computed_from": f"level {metric.level}", "plugin_sha256": metric.digest,
+                 **{f"left out: {_NOT_FINITE}": one.left_out for one in run.sums.values() if one.left_out},
                  "traces": text(path), "model_digest": str(trace.model.get("digest", "")), "program": _core.program}
         return Analysis(variables, coords=coords, attrs=attrs)
 
@@ -336,5 +363,9 @@ def _computer(metric: Metric) -> Callable[..., dict[str, Any]]:
             if error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)
             raise
+        except KeyboardInterrupt:
+            raise Interrupted("nothing was written") from None
+        except BaseException as error:  # such as SystemExit
+            raise Error(f"metric {metric.name}: {type(error).__name__}: {error}") from error
 
     return compute

@@ -23,12 +23,13 @@ import difflib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import own_metrics
-from ._source import digest, file_of, meaning
+from ._source import check_file, digest, file_of, meaning
 from .errors import Error, UsageError
 
 Class = TypeVar("Class", bound=type)
@@ -86,13 +87,22 @@ def _options(make: Callable[..., Any], where: str, skip: int) -> tuple[dict[str,
     return tuple(_option(parameter, parameter.annotation, where) for parameter in list(parameters)[skip:])
 
 
+def _check_name(kind: str, name: Any) -> None:
+    """Of a decorator: before the thing that it decorates is known."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise UsageError(f"@blockscope.{kind}: expected a name of letters, digits, _ and -, got {name!r}. HINT: "
+                         f"@blockscope.{kind}(\"my_method\")")
+
+
+def _check_class(kind: str, name: str, given: Any) -> None:
+    if not isinstance(given, type):
+        raise UsageError(f"{kind} {name}: expected a class, got {given!r}")
+
+
 def _register(kind: str, name: str, thing: Any, source: str, skip: int = 0) -> None:
     file = file_of(thing)
     before = _plugins.get((kind, name))
-    # The cell of a notebook may run again, and a file may be loaded again.
-    if before is not None and before.file != file and "<" not in before.file + file and "ipykernel" not in file:
-        raise UsageError(f"{kind} {name}: expected another name, because {before.file} has it too. HINT: rename the one "
-                         f"in {file}")
+    check_file(kind, name, file, None if before is None else before.file)
     _plugins[kind, name] = Plugin(kind, name, meaning(thing), source, file, digest(thing, file),
                                   _options(thing, f"{kind} {name}", skip), thing)
     _passed.discard((kind, name))
@@ -153,7 +163,10 @@ def policy(name: str, *, source: str = "a plugin") -> Callable[[Class], Class]:
         UsageError: another file has a policy of this name, or a constructor's argument is not int, float, str or bool.
     """
 
+    _check_name("policy", name)
+
     def register(cls: Class) -> Class:
+        _check_class("policy", name, cls)
         _check_methods(name, cls)
         _register("policy", name, cls, source)
         return cls
@@ -171,6 +184,8 @@ def strategy(name: str, *, source: str = "a plugin") -> Callable[[Function], Fun
 
     Its options are the parameters after these two.
     """
+
+    _check_name("strategy", name)
 
     def register(function: Function) -> Function:
         _register("strategy", name, function, source, skip=2)
@@ -192,7 +207,12 @@ def cache(name: str, *, source: str = "a plugin") -> Callable[[Class], Class]:
     were chosen and the confidence of every position after the prompt (NaN where the pass predicted nothing).
     """
 
+    _check_name("cache", name)
+
     def register(cls: Class) -> Class:
+        _check_class("cache", name, cls)
+        if not callable(getattr(cls, "rows", None)):
+            raise UsageError(f"cache {name}: expected a method rows(state), found none")
         _register("cache", name, cls, source)
         return cls
 
@@ -229,6 +249,9 @@ def load(path: str | os.PathLike[str]) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # inspect finds a class's source through it
     before = dict(_plugins)
+    folder = os.path.dirname(file)
+    if folder not in sys.path:  # as for a program: it may import the files next to it
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except Error:

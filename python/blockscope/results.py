@@ -149,7 +149,9 @@ class Analysis(xr.Dataset):
                 "terms": None if terms is None else np.ascontiguousarray(terms, np.int64).tobytes(),
             })
         words = ("metric", "title", "formula", "source", "computed_from")
-        return {"arrays": arrays, **{word: str(self.attrs[word]) for word in words}}
+        left_out = {str(key).removeprefix(_LEFT_OUT): int(value) for key, value in self.attrs.items()
+                    if str(key).startswith(_LEFT_OUT)}
+        return {"arrays": arrays, "left_out": left_out, **{word: str(self.attrs[word]) for word in words}}
 
     def _axis(self, array: str, dim: str) -> dict[str, Any]:
         values = self[dim].values
@@ -190,7 +192,7 @@ def _count_of_both(a: Analysis, b: Analysis, name: str) -> dict[str, xr.DataArra
 
 def _add(a: Analysis, b: Analysis) -> Analysis:
     metric = a.attrs.get("metric")
-    for what in ("metric", "formula", "model_digest"):
+    for what in ("metric", "formula", "model_digest", "plugin_sha256"):
         if a.attrs.get(what) != b.attrs.get(what):
             raise UsageError(f"a + b: expected results with one {what}, got {a.attrs.get(what)!r} and "
                              f"{b.attrs.get(what)!r}")

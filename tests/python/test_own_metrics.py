@@ -188,7 +188,7 @@ def test_wrong_metrics(traces):
     check(lambda before, after: np.zeros((1, 1)), "axis layer: expected")
     check(lambda before, after: np.zeros((after.step, 2)), "expected values of one shape")
     check(lambda block: 1.0, "has no axis step", of="block", dims=["step"])
-    check(lambda before, after: None, "no step is left")
+    check(lambda before, after: None, "found none in what is selected")
     check(lambda before, after: (np.ones((1, 1)), 0.5), "terms: expected whole numbers")
     check(lambda before, after: "text", "expected numbers")
     check(lambda before, after: np.zeros((3, 4)), "dims: hed: expected head", dims=["layer", "hed"])
@@ -299,6 +299,79 @@ def test_a_saved_result_is_the_commands(traces, tmp_path):
         found.save(tmp_path / "here.txt")
 
 
+@pytest.mark.parametrize("make, message", [
+    (lambda: blockscope.metric("x", dims="layer"), "dims: expected a list of different names, got 'layer'"),
+    (lambda: blockscope.metric("x", dims=["layer", "layer"]), "expected a list of different names"),
+    (lambda: blockscope.policy(type("Bare", (), {})), "@blockscope.policy: expected a name"),
+    (lambda: blockscope.policy("two words"), "expected a name of letters"),
+    (lambda: blockscope.strategy(""), "@blockscope.strategy: expected a name"),
+    (lambda: blockscope.policy("x")(len), "policy x: expected a class, got <built-in function len>"),
+    (lambda: blockscope.cache("x")(type("C", (), {"row": len})), "cache x: expected a method rows"),
+])
+def test_decorators_check_their_arguments(make, message):
+    with pytest.raises(blockscope.UsageError, match=message):
+        made = make()
+        made(lambda before, after: 0.0)
+
+
+@pytest.mark.parametrize("returned, message", [
+    ({"a": np.ones(3), "a_terms": np.ones(3)}, "expected the name of an array, got that of terms"),
+    ({"layer": np.ones(3)}, "expected the name of an array, got that of an axis"),
+    ((np.ones(3), -np.ones(3, int)), "terms: expected whole numbers from 0, got array\\(\\[-1"),
+    ((np.ones(3), np.full(3, 0.5)), "terms: expected whole numbers from 0"),
+    ((np.ones(3), np.ones(2, int)), "terms: expected the shape of the values \\[3\\], got \\[2\\]"),
+    (np.ones(3, complex), "expected numbers, got complex"),
+    (np.ones((3, 3)), "metric wrong: sequence 0, block 0, step 1: expected an axis for each of"),
+])
+def test_what_a_metric_returns_is_checked(traces, returned, message):
+    @blockscope.metric("wrong", dims=["layer"])
+    def wrong(before, after):
+        return returned
+
+    with pytest.raises(blockscope.UsageError, match=message):
+        blockscope.analyze(traces["plain"], wrong, progress=False)
+
+
+def test_whole_floats_are_terms_and_what_is_left_out_is_counted(traces):
+    @blockscope.metric("partly", dims=["layer"])
+    def partly(before, after):
+        return np.array([1.0, np.nan, 3.0]), np.array([2.0, 5.0, 1.0])
+
+    found = blockscope.analyze(traces["plain"], partly, progress=False)
+    calls = int(found.partly_terms.values[0]) // 2
+    assert found.partly_terms.values.tolist() == [2 * calls, 0, calls]
+    assert found.attrs["left out: not finite"] == 5 * calls
+    assert (found + found).attrs["left out: not finite"] == 10 * calls
+
+
+def test_sums_are_of_one_code(traces):
+    def made(factor):
+        text = f"import blockscope\n@blockscope.metric('of_code', dims=['layer'], formula='m')\n" \
+               f"def of_code(step):\n    return abs(step.external).mean((1, 2, 3)) * {factor}\n"
+        names = {"__name__": "of_code"}
+        exec(text, names)
+        return names["of_code"]
+
+    one, other = (blockscope.analyze(traces["plain"], made(factor), progress=False) for factor in (1, 100))
+    same = blockscope.analyze(traces["plain"], made(1), progress=False)
+    assert one.attrs["plugin_sha256"] == same.attrs["plugin_sha256"] != other.attrs["plugin_sha256"]
+    assert float((one + same).of_code_terms.sum()) == 2 * float(one.of_code_terms.sum())
+    with pytest.raises(blockscope.UsageError, match="expected results with one plugin_sha256"):
+        one + other
+    assert "/" not in blockscope.analyze(traces["plain"], "mine", progress=False).attrs["formula"]
+
+
+def test_a_class_without_source_has_a_digest():
+    from blockscope._source import digest
+
+    def made(first):
+        names = {"__name__": "__main__"}
+        exec(f"class Cell:\n    def choose(self, layer, q, keys, step):\n        return range({first}, 8), 0\n", names)
+        return names["Cell"]
+
+    assert digest(made(0), "<notebook>") == digest(made(0), "<notebook>") != digest(made(3), "<notebook>") != ""
+
+
 PLUGIN = '''
 import blockscope
 
@@ -389,6 +462,33 @@ def test_what_the_command_line_refuses(outputs, tmp_path):
     assert "of_full" in [metric["metric"] for metric in found["unavailable"]]
     done = shell("info", path, "--plugin", plugin)
     assert done.returncode == 2 and "--plugin" in done.stderr
+
+
+def test_more_that_the_command_line_refuses(tmp_path):
+    path = make(tmp_path / "one.h5", "--level", "outputs", "--steps", 1)
+    plugin, other = tmp_path / "moved.py", tmp_path / "other.py"
+    plugin.write_text(PLUGIN[:PLUGIN.index("@blockscope.metric(\"of_full\"")] + '''
+@blockscope.metric("parts", level="outputs", dims=["layer", "part"])
+def parts(step):
+    """Two parts"""
+    return abs(step.external).mean(axis=(1, 2, 3))[:, None].repeat(2, 1)
+''')
+    other.write_text(plugin.read_text())
+    done = shell("analyze", path, "--plugin", plugin, "--plugin", other)
+    assert done.returncode == 2 and f"metric moved: expected another name, because {plugin} has it too" in done.stderr
+    done = shell("analyze", path, "--plugin", plugin, "--by", "part")
+    assert done.returncode == 0 and "expected two steps in a row" in done.stdout, done.stderr
+    assert shell("analyze", path, "--plugin", plugin, "--metric", "moved").returncode == 1
+    done = shell("report", path, "--plugin", plugin, "-o", tmp_path / "page.html")
+    assert done.returncode == 0 and "moved is not on the page: metric moved" in done.stderr
+    plugin.write_text(PLUGIN[:PLUGIN.index("@blockscope.metric(\"moved\"")] + '''
+@blockscope.metric("ends", level="outputs", dims=["layer"])
+def ends(step):
+    """Ends Python"""
+    raise SystemExit(3)
+''')
+    done = shell("analyze", path, "--plugin", plugin, "--metric", "ends")
+    assert done.returncode == 1 and "metric ends: SystemExit: 3" in done.stderr
 
 
 def test_a_report_of_the_command_line_shows_them(outputs, tmp_path):

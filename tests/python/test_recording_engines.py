@@ -266,7 +266,7 @@ WRONG = {
         ("batch", changed(2, lambda p: [8, 10, 11, 12, *p[4:]])),
     r"request 'a': the pass begins at position 16, and positions 12 to 15 were never an input":
         ("batch", changed(2, lambda p: [16, 17, 18, 19, *p[4:]])),
-    r"request 'a': position 4, before the block at 8: expected token \d+ as before, got \d+":
+    r"request 'a': position 4, which it had computed before: expected token \d+ as before, got \d+":
         ("batch", changed(2, lambda p: [4, 5, 6, 7, *p[4:]])),
     r"request 'z': its first pass begins at position 8.* got 0. HINT: if the engine has their keys":
         ("batch", only(["z", "b"])),
@@ -311,7 +311,7 @@ def test_keys_that_are_not_the_engine_s(tmp_path, model, level):
 @pytest.mark.parametrize("method, level, message", [
     ("attention", "summary", r"run.attention\(\) of layers 0, 1, 2. HINT: .*CUDA graph"),
     ("hidden", "full", r"run.hidden\(\) of layers 0, 1, 2. HINT"),
-    ("logits", "trajectory", r"run.logits\(\). HINT: call it after the last layer")])
+    ("logits", "trajectory", r"the logits of request '[ab]', which denoises. HINT: run.logits\(\) after the last layer")])
 def test_what_is_not_stated(tmp_path, model, method, level, message):
     class Silent:
         def __getattr__(self, name):
@@ -399,6 +399,81 @@ def test_what_is_stated_of_a_request(tmp_path, model, chunk):
     assert trace.sequences[0].prompt.tolist() == one.prompt and trace.sequences[0].gen_length == 12
     assert trace.tree["steps/kind"].values.tolist() == [0] * (8 // chunk) + [1, 1, 2]
     assert not trace.model["bidirectional"]
+
+
+class Passes:
+    """Passes at level trajectory, which need no layers."""
+
+    def __init__(self, run, vocabulary=60):
+        self.run, self.vocabulary = run, vocabulary
+
+    def __call__(self, request, start, tokens, error=None, rows=None):
+        with self.run.batch([request], tokens, range(start, start + len(tokens)), [len(tokens)]):
+            if error is not None:
+                raise error
+            self.run.logits(torch.zeros(len(tokens) if rows is None else len(rows), self.vocabulary), rows)
+
+
+def tokens_of(path):
+    trace = blockscope.open(path)
+    return trace.sequences[0].prompt.tolist(), trace.frame(0, len(trace.deltas(0))).tokens.tolist()
+
+
+def causal(path, **options):
+    plain = Model()
+    plain.config.mask_token_id = None
+    return blockscope.record_engine(plain, path, level="trajectory", block_length=1, **options)
+
+
+@pytest.mark.parametrize("gen_length", [None, 4])
+def test_a_pass_that_failed_loses_no_token(tmp_path, gen_length):
+    with causal(tmp_path / "run.h5") as run:
+        run.begin_sequence("a", prompt=[1, 2, 3], gen_length=gen_length)
+        passes = Passes(run)
+        passes("a", 0, [1, 2, 3])
+        with pytest.raises(KeyError):
+            passes("a", 3, [4], KeyError())
+        passes("a", 3, [4])
+        passes("a", 4, [5])
+        run.end_sequence("a", [1, 2, 3, 4, 5, 6])
+    prompt, answer = tokens_of(tmp_path / "run.h5")
+    assert prompt == [1, 2, 3] and answer[:3] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("again", [[[1, 2, 3, 4, 5]], [[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 5, 6]], [[1, 2, 3, 4, 5, 6]]])
+def test_keys_are_computed_again_token_by_token(tmp_path, again):
+    with causal(tmp_path / "run.h5") as run:
+        passes, start = Passes(run), 0
+        for tokens in ([1, 2, 3], [4], [5]):
+            passes("a", start, tokens)
+            start += len(tokens)
+        start = 0
+        for tokens in again:
+            passes("a", start, tokens)
+            start += len(tokens)
+        if start == 5:
+            passes("a", 5, [6])
+        passes("a", 6, [7])
+        run.end_sequence("a", [1, 2, 3, 4, 5, 6, 7, 8])
+    assert tokens_of(tmp_path / "run.h5") == ([1, 2, 3], [4, 5, 6, 7, 8])
+    steps = blockscope.open(tmp_path / "run.h5").tree["steps"]
+    assert steps["kind"].values.tolist() == [0, 1, 1, 1, 1] and steps["block_start"].values[1:].tolist() == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("chunks", [[8], [4, 4]])
+def test_a_stated_prompt_may_hold_the_mask(tmp_path, model, chunks):
+    prompt = [1, 2, MASK, 4, 5, 6, 7, 8]
+    with blockscope.record_engine(model, tmp_path / "run.h5", level="trajectory", **OPTIONS) as run:
+        run.begin_sequence("a", prompt=prompt)
+        passes, start = Passes(run), 0
+        for length in chunks:
+            passes("a", start, prompt[start:start + length])
+            start += length
+        with pytest.raises(blockscope.UsageError, match="the logits of request 'a', which denoises"):
+            passes("a", 8, [MASK] * 4, rows=[])
+        passes("a", 8, [MASK] * 4)
+        run.end_sequence("a", [*prompt, 1, 2, 3, 4])
+    assert tokens_of(tmp_path / "run.h5") == (prompt, [1, 2, 3, 4])
 
 
 def test_the_example(tmp_path):

@@ -92,6 +92,18 @@ def test_batches_are_replaced_too(tmp_path, dtype, tolerance):
             check_array("lse", file["/attention/lse_external"][row], now.lse_external, tolerance)
 
 
+def test_autocast_is_observed(tmp_path):
+    """The result has another type than the queries, so A_out doesn't follow from it."""
+    model = models.qwen3(dtype=torch.float32)
+    prompt = torch.tensor([[5 * i % 90 for i in range(16)]])
+    for way in ("observe", "derive"):
+        with blockscope.record(model, tmp_path / f"{way}.h5", block_length=8, mask_token_id=MASK, gen_length=8, set_size=5,
+                               array_type="f32", attention=way), torch.autocast("cpu", torch.bfloat16):
+            models.decode_qwen_blocks(model, prompt, 8, 8, MASK)
+    with h5py.File(tmp_path / "observe.h5") as a, h5py.File(tmp_path / "derive.h5") as b:
+        check_array("external", b["/attention/external"][()], a["/attention/external"][()], 2e-2)
+
+
 def test_a_causal_block_is_left_to_the_model(tmp_path):
     """A mask within the block is more than the operators have."""
     model = models.qwen3()

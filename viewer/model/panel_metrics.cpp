@@ -160,7 +160,8 @@ void add_panel_metrics(std::vector<MetricResult> results, const std::string& fil
       }
       std::string label = array.name;
       std::ranges::replace(label, '_', ' ');
-      MetricView view{word(label + " (file)"), word(array.name), word(array.unit)};
+      const std::string unit = array.unit == "1" ? "value" : array.unit;  // names an axis
+      MetricView view{word(label + " (file)"), word(array.name), word(unit)};
       view.level = "trajectory";
       all_panel_metrics().push_back({result.metric, view.level, view, array.name});
     }

@@ -62,7 +62,9 @@ def _kind_of(function: Any) -> tuple[Maker | None, str]:
     found = _kinds.get(function)
     if found is None:
         found = _maker_of(function), spelled_out.kind_of(function)
-        if len(_kinds) < _MOST_KINDS:  # some functions are made for one call
+        # Functions that are made for one call would stay, and what they hold.
+        if len(_kinds) < _MOST_KINDS and getattr(function, "__closure__", None) is None and not isinstance(
+                getattr(function, "__self__", None), (torch.Tensor, torch.nn.Module)):
             _kinds[function] = found
     return found
 

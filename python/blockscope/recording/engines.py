@@ -298,13 +298,16 @@ class EngineRecorder(OpenTrace):
                 more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
                 raise UsageError(f"run.batch: {one} ended without run.{method}() of layers {', '.join(missing[:3])}"
                                  f"{more}. HINT: call it in every layer, {hint}")
-        if denoises and one.logits is None:
-            raise UsageError(f"run.batch: {one} ended without run.logits(). HINT: call it after the last layer, {hint}")
+        for slot, part in enumerate(one.parts):
+            if part.running.denoises and part.recorded and (one.logits is None or not len(one.logits[slot])):
+                raise UsageError(f"run.batch: {one} ended without the logits of {part.request}, which denoises. HINT: "
+                                 f"run.logits() after the last layer, {hint}")
 
     def _abandon(self) -> None:
         """Handles a pass that won't end. Its input showed what the passes before it decided."""
         one, self._running = self._running, None
         for part in one.parts if one is not None else []:
+            part.request.statement = part.statement  # for the pass that runs again
             if part.recorded:
                 part.request.sequence.retract(part.running.passes[0])
                 self._rows.turn_to(part.request.name)

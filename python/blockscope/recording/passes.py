@@ -105,7 +105,8 @@ class RunningPass:
             scores = scaled_scores(q, k, call.scale)
             biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
         self._keep_call(q, k, v, call, ranges, biases, rows)
-        derives = self.settings.attention == "derive" and not check and call.out is not None
+        derives = (self.settings.attention == "derive" and not check and call.out is not None
+                   and call.out.dtype == call.q.dtype)
         out, external, internal, spread, sets = self._attend(q, k, v, call, ranges, biases, rows,
                                                              rows.of(call.out, 2) if derives else None)
         if check and call.out is not None:

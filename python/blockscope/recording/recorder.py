@@ -267,7 +267,8 @@ class Recorder(OpenTrace):
 
     def _model_shape(self) -> LayerShape:
         """The whole model's shape, for the header."""
-        seen = self._shapes.first
+        # Without arrays, a rank's share needs no check, and doesn't tell the whole.
+        seen = self._shapes.first if self._looks_inside or self._ranks.count == 1 else None
         return self._configured or (self._ranks.whole(seen) if seen is not None else assumed_shape(self._model))
 
     def _layer_hook(self, index: int) -> Any:

@@ -42,15 +42,18 @@ class Request:
                              "passes over scattered positions can't be recorded; choose a cache that computes whole "
                              "blocks")
         self._compare_with_prompt(tokens, first)
-        statement, self.statement = self.statement, Statement()
-        again = self._runs_again(tokens, first)
+        stated, self.statement = self.statement, Statement()
+        again, statement = self._runs_again(tokens, first), stated
         if again:
-            statement = Statement(kind=Kind.COMMIT)
+            statement = Statement(kind=Kind.DENOISE if self.settings.autoregressive else Kind.COMMIT)
+        elif statement == Statement() and self.prompt is not None and first + len(tokens) <= len(self.prompt):
+            statement = Statement(kind=Kind.PREFILL)  # a prompt may hold the mask
         given = PassInput([tokens], first, first, True, statement, placed=True, batch=1)
-        if again and given.end <= self.sequence.block_start:  # nothing new, and it doesn't show what was decided
+        known = len(self.sequence.tokens) if self.settings.autoregressive else self.sequence.block_start
+        if again and given.end <= known:  # nothing new, and it doesn't show what was decided
             one = Pass(Kind.COMMIT, first, len(tokens))
             running = RunningPass(number, given, [one], [self.sequence], self.settings, num_layers)
-            return RequestPass(self, running, Change(), recorded=False)
+            return RequestPass(self, running, Change(), stated, recorded=False)
         try:
             (one, change), = self.batch.observe(given)
             self.shift.decided([change])
@@ -59,7 +62,7 @@ class Request:
         running = RunningPass(number, given, [one], [self.sequence], self.settings, num_layers)
         if running.denoises:
             running.geometry = Geometry.of(given, one, self.sequence)
-        return RequestPass(self, running, change)
+        return RequestPass(self, running, change, stated)
 
     def _compare_with_prompt(self, tokens: list[int], first: int) -> None:
         """If the engine has the keys of the first tokens from another request, the stated prompt tells the tokens."""
@@ -82,12 +85,13 @@ class Request:
     def _runs_again(self, tokens: list[int], first: int) -> bool:
         """Whether the engine had dropped the request's keys (preemption), and computes those of whole blocks again."""
         sequence, mask = self.sequence, self.settings.mask_token_id
-        if not sequence.begun or sequence.bidirectional or mask is None or first >= sequence.block_start:
+        done = len(sequence.tokens) if self.settings.autoregressive else sequence.block_start
+        if not sequence.begun or sequence.bidirectional or first >= done:
             return False
-        for position, (token, known) in enumerate(zip(tokens, sequence.tokens[first:sequence.block_start]), first):
+        for position, (token, known) in enumerate(zip(tokens, sequence.tokens[first:done]), first):
             if token != known:
                 raise UsageError(
-                    f"{self}: position {position}, before the block at {sequence.block_start}: expected token {known} "
+                    f"{self}: position {position}, which it had computed before: expected token {known} "
                     f"as before, got {token}. HINT: another sequence needs another name of its request")
         return mask not in tokens
 
@@ -99,6 +103,7 @@ class RequestPass:
     request: Request
     running: RunningPass
     change: Change  # what the request's pass before decided
+    statement: Statement  # what was stated of the pass
     recorded: bool = True
 
     @property

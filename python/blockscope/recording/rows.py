@@ -245,8 +245,9 @@ class RowWriter:
     def decided(self, changes: list[Change]) -> None:
         """Handles the next pass's input: `changes` are the decisions of the last pass."""
         if self._waiting:
-            for row, change in zip(self._waiting[-1], changes):
-                row.change = change
+            for row, change in zip(self._waiting[-1], changes):  # a pass that failed may have told some of it
+                row.change.changed += change.changed
+                row.change.appended += change.appended
         if self._traced:
             self._write()
 
@@ -338,7 +339,8 @@ class RowWriter:
                     [(p, t) for p, t in enumerate(tokens[known:known + 1 if self._settings.autoregressive else None],
                                                   known)]))
             for row, change in zip(self._waiting[-1], changes):
-                row.change = change
+                row.change.changed += change.changed
+                row.change.appended += change.appended
         last = [row.one for row in self._waiting[-1]] if self._waiting else []
         if ids is None and any(one.kind is Kind.DENOISE and (one.masks_left or self._settings.canvas) for one in last):
             warnings.warn(

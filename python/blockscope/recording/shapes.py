@@ -122,8 +122,6 @@ class LayerShapes:
         if not self._known:
             with contextlib.suppress(UsageError):
                 self._known[0] = shape_of(unpacked(call, length, call.function), call.function)
-        if self._known:
-            self._check(self._known[0], call.function)
 
     @property
     def first(self) -> LayerShape | None:
