@@ -21,6 +21,12 @@ class UsageError : public Error {
   using Error::Error;
 };
 
+/// A plugin's code raised an error or returned something wrong. The same command would fail again.
+class PluginError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A signal, or the caller of a long pass, stopped the work. The message says what became of the
 /// work.
 class InterruptedError : public Error {

@@ -116,12 +116,13 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
 }
 
 /// Ends the trace of a failed run. Throws an error that says what is in the trace.
-[[noreturn]] void keep_rows(TraceWriter& writer, RunFailure failure) {
+[[noreturn]] void keep_rows(TraceWriter& writer, RunFailure failure,
+                            const std::string& next = "the same command with --resume goes on") {
   writer.suspend();
   failure.what +=
       fmt::format("; {} rows are safe in {}", writer.committed(), writer.partial_path());
   failure.hint += failure.hint.empty() ? "" : "; ";
-  failure.hint += "the same command with --resume goes on";
+  failure.hint += next;
   throw Error(failure.message());
 }
 
@@ -319,6 +320,9 @@ void record_run(const CaptureRun& run, const RecorderOptions& recorder,
     throw;  // options that can't work; resuming them can't either
   } catch (const InterruptedError&) {
     totals.interrupted = true;
+  } catch (const PluginError& error) {  // --resume refuses a changed plugin
+    keep_rows(writer, split_failure(error.what()),
+              "mend the plugin, then begin again with --force");
   } catch (const Error& error) {
     keep_rows(writer, split_failure(error.what()));
   } catch (const std::bad_alloc&) {

@@ -19,7 +19,7 @@ void refuse_plugin(nb::python_error& error, const std::string& where) {
   if (error.matches(PyExc_KeyboardInterrupt)) throw InterruptedError("nothing was written");
   const std::string name = nb::inst_name(error.value()).c_str();
   nb::object text = nb::str(nb::handle(error.value()));
-  throw Error(fmt::format("{}: {}: {}", where, name, nb::cast<nb::str>(text).c_str()));
+  throw PluginError(fmt::format("{}: {}: {}", where, name, nb::cast<nb::str>(text).c_str()));
 }
 
 nb::object plugin_cause() {

@@ -12,12 +12,12 @@
 
 namespace blockscope::python {
 
-/// Throws Error("<where>: ValueError: <text>") and keeps the exception for plugin_cause(). For
-/// KeyboardInterrupt, throws InterruptedError. Call it with Python's lock.
+/// Throws PluginError("<where>: ValueError: <text>") and keeps the exception for plugin_cause().
+/// For KeyboardInterrupt, throws InterruptedError. Call it with Python's lock.
 [[noreturn]] void refuse_plugin(nanobind::python_error& error, const std::string& where);
 
-/// Calls Python code, with Python's lock. Every exception of it becomes an Error that begins with
-/// where(), and a UsageError stays one.
+/// Calls Python code, with Python's lock. Every exception of it becomes a PluginError that begins
+/// with where(), and a UsageError stays one.
 template <typename Where, typename Work>
 std::invoke_result_t<Work> call_plugin(const Where& where, Work&& work) {
   try {
@@ -27,13 +27,13 @@ std::invoke_result_t<Work> call_plugin(const Where& where, Work&& work) {
   } catch (const UsageError& error) {
     throw UsageError(where() + ": " + error.what());
   } catch (const Error& error) {
-    throw Error(where() + ": " + error.what());
+    throw PluginError(where() + ": " + error.what());
   } catch (const nanobind::cast_error&) {
-    throw Error(
+    throw PluginError(
         where() +
         ": expected another type of result: whole numbers for rows and counts, flags for switches");
   } catch (const c10::Error& error) {
-    throw Error(where() + ": " + error.what_without_backtrace());
+    throw PluginError(where() + ": " + error.what_without_backtrace());
   }
 }
 

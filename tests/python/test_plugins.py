@@ -439,7 +439,7 @@ def test_a_failing_plugin_in_the_shell(tmp_path):
     words = ["capture", NEEDLE, "--prompts", DEMO, "--limit", 1, "--gen-length", 16, "--record", "outputs", "-q", "--plugin",
              file, "--policy", "failing", "-o", tmp_path / "run.h5"]
     done = shell(*words)
-    assert done.returncode == 1 and "KeyError: 'mine'" in done.stderr and "--resume goes on" in done.stderr
+    assert done.returncode == 1 and "KeyError: 'mine'" in done.stderr and "begin again with --force" in done.stderr
     assert f'{file}", line 6, in choose' in done.stderr  # the traceback of the plugin's own code
     assert (tmp_path / "run.h5.partial").exists() and not (tmp_path / "run.h5").exists()
     file.write_text(file.read_text().replace("step.step > 1", "False"))
