@@ -4,19 +4,37 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 
 namespace blockscope {
 namespace {
 
-/// Names of all axes, in the order of their first occurrence.
+/// Names of all axes. Every array's axes are in its own order, so that a reader finds it again;
+/// only if two arrays disagree is it that of their first occurrence.
 std::vector<std::string> axis_columns(const AnalysisDocument& document) {
-  std::vector<std::string> columns;
+  std::vector<std::string> names;                       // in the order of first occurrence
+  std::map<std::string, std::set<std::string>> before;  // axes that stand before one
   for (const MetricResult& result : document.results) {
     for (const ResultArray& array : result.arrays) {
-      for (const ResultAxis& axis : array.axes) {
-        if (std::ranges::find(columns, axis.name) == columns.end()) columns.push_back(axis.name);
+      for (std::size_t i = 0; i < array.axes.size(); ++i) {
+        const std::string& name = array.axes[i].name;
+        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+        if (i > 0) before[name].insert(array.axes[i - 1].name);
       }
     }
+  }
+  std::vector<std::string> columns;
+  const auto is_next = [&](const std::string& name) {
+    return std::ranges::none_of(before[name], [&](const std::string& other) {
+      return std::ranges::find(names, other) != names.end();
+    });
+  };
+  while (!names.empty()) {
+    auto next = std::ranges::find_if(names, is_next);
+    if (next == names.end()) next = names.begin();  // a circle
+    columns.push_back(*next);
+    names.erase(next);
   }
   return columns;
 }

@@ -7,11 +7,13 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <sstream>
 
 #include "analysis/math/cosine.h"
 #include "analysis/math/row_products.h"
 #include "analysis/math/running_mean.h"
 #include "analysis/results/export_csv.h"
+#include "analysis/results/read_csv.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/nan.h"
 
@@ -100,6 +102,29 @@ TEST(CsvField, QuotesWhateverWouldEndAFieldOrALine) {
   EXPECT_EQ(csv_field("a\"b"), "\"a\"\"b\"");
   EXPECT_EQ(csv_field("a\nb"), "\"a\nb\"");
   EXPECT_EQ(csv_field("a\rb"), "\"a\rb\"");
+}
+
+TEST(WriteCsv, KeepsTheOrderOfEveryArraysAxes) {
+  const ResultAxis layer{"layer", {0.0, 3.0}, {}}, head{"head", {1.0, 2.0}, {}};
+  const ResultAxis who{"who", {}, {"mask", "rest"}};
+  AnalysisDocument document;
+  document.results.push_back({"a", "a", "", "", "", {}, {}});
+  document.results.back().arrays.push_back(
+      {"first", "1", "", {layer, head}, {1, 2, 3, 4}, {1, 1, 1, 1}});
+  document.results.back().arrays.push_back(
+      {"second", "1", "", {who, layer}, {5, 6, 7, 8}, {2, 2, 2, 2}});
+  std::stringstream file;
+  write_csv(document, file);
+  const std::vector<MetricResult> found = parse_results_csv(file, "file");
+  ASSERT_EQ(found.size(), 1U);
+  ASSERT_EQ(found[0].arrays.size(), 2U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const ResultArray& array = found[0].arrays[i];
+    const ResultArray& expected = document.results[0].arrays[i];
+    EXPECT_EQ(array.values, expected.values) << i;
+    ASSERT_EQ(array.axes.size(), expected.axes.size());
+    for (std::size_t a = 0; a < 2; ++a) EXPECT_EQ(array.axes[a].name, expected.axes[a].name) << i;
+  }
 }
 
 TEST(ResultArray, SelectsByIndexAndSaysWhatThereIs) {
