@@ -118,7 +118,6 @@ void check_axes(const TraceGroup& traces, const std::vector<const MetricInfo*>& 
   for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
   PassOptions nothing;
   nothing.rows.sequences = std::vector<std::int64_t>{};
-  if (!own_metrics().empty()) return;  // only their results show their axes
   const std::vector<MetricResult> results = run_pass(traces, metrics, nothing);
   refuse_idle_axes(command, results);
   if (!by.empty()) metrics_without(results, by);
@@ -202,7 +201,9 @@ class Analysis {
     const std::size_t layers =
         selection.layers ? selection.layers->size() : traces.shape().layers.size();
     PassProgress progress(flags_.quiet, check_metrics(traces, infos, options, layers));
-    check_axes(traces, infos, options, command_, flags_.by);
+    // A plugin's metric takes layers and steps without such axes, and only its results show the
+    // others; narrow() tells then what --head did not narrow.
+    if (!takes_own()) check_axes(traces, infos, options, command_, flags_.by);
     std::vector<std::unique_ptr<StepMetric>> metrics;
     for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
     if (!metrics.empty()) {
@@ -213,21 +214,21 @@ class Analysis {
     progress.finish();
   }
 
-  /// The metrics of plugins: those named, or all for which the traces have the level.
+  bool takes_own() const {
+    return flags_.metrics.empty() ? !own_metrics().empty()
+                                  : std::ranges::any_of(flags_.metrics, names_own);
+  }
+
+  /// The metrics of plugins: those named, or all that the traces allow.
   void measure_own(const TraceGroup& traces, const AnalyzeSelection& selection,
                    PassProgress& progress) {
     std::vector<MetricResult> results;
     for (const OwnMetric& metric : own_metrics()) {
       if (!flags_.metrics.empty() && std::ranges::count(flags_.metrics, metric.name) == 0) continue;
-      const std::string reason = level_reason(traces, metric.level);
-      if (flags_.metrics.empty() && !reason.empty()) {
-        document_.unavailable.push_back({metric.name, metric.level, reason});
-        continue;
-      }
       try {
         results.push_back(
             metric.compute(traces, selection.steps, pass_options(selection, progress)));
-      } catch (const TraceError& error) {  // nothing to compute it from
+      } catch (const TraceError& error) {  // another level, or nothing to compute it from
         if (!flags_.metrics.empty()) throw;
         document_.unavailable.push_back({metric.name, metric.level, error.what()});
       }

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/own_metrics.h"
 #include "analysis/report/report.h"
 #include "cli/commands.h"
@@ -72,16 +71,12 @@ void run_report(const ReportFlags& flags) {
   ReportOptions options = flags.options;
   options.progress = progress.callback();
   for (const OwnMetric& metric : own_metrics()) {
-    if (const std::string reason = level_reason(traces, metric.level); !reason.empty()) {
-      if (!flags.quiet) note("{} is not on the page: it {}\n", metric.name, printable(reason));
-      continue;
-    }
     PassOptions pass;
     pass.threads = options.threads;
     pass.progress = options.progress;
     try {
       options.own.push_back(metric.compute(traces, std::nullopt, pass));
-    } catch (const TraceError& error) {  // nothing to compute it from
+    } catch (const TraceError& error) {  // another level, or nothing to compute it from
       if (!flags.quiet) note("{} is not on the page: {}\n", metric.name, printable(error.what()));
     }
   }

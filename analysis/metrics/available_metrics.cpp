@@ -10,6 +10,18 @@
 namespace blockscope {
 namespace {
 
+/// Empty if the level of every trace has the metric.
+std::string level_reason(const TraceGroup& traces, const MetricInfo& metric) {
+  const RecordLevel needed = parse_record_level(metric.level);
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    const TraceInfo& info = traces.trace(i).info();
+    if (info.meta.level >= needed) continue;
+    return fmt::format("needs --record {}; {} has {}", metric.level, info.path,
+                       to_string(info.meta.level));
+  }
+  return "";
+}
+
 /// Empty if the metric accepts every trace.
 std::string refusal(const TraceGroup& traces, const MetricInfo& metric,
                     const MetricOptions& options) {
@@ -28,17 +40,6 @@ bool has_layers(const DatasetSpec& spec) {
 
 }  // namespace
 
-std::string level_reason(const TraceGroup& traces, const std::string& level) {
-  const RecordLevel needed = parse_record_level(level);
-  for (std::size_t i = 0; i < traces.size(); ++i) {
-    const TraceInfo& info = traces.trace(i).info();
-    if (info.meta.level >= needed) continue;
-    return fmt::format("needs --record {}; {} has {}", level, info.path,
-                       to_string(info.meta.level));
-  }
-  return "";
-}
-
 bool applies(const MetricInfo& metric, const TraceGroup& traces) {
   for (std::size_t i = 0; metric.only_with.has_value() && i < traces.size(); ++i) {
     if (!traces.trace(i).has(*metric.only_with)) return false;
@@ -50,7 +51,7 @@ MetricChoice available_metrics(const TraceGroup& traces, const MetricOptions& op
   MetricChoice choice;
   for (const MetricInfo& metric : all_metrics()) {
     if (!metric.by_default || !applies(metric, traces)) continue;
-    std::string reason = level_reason(traces, metric.level);
+    std::string reason = level_reason(traces, metric);
     if (reason.empty()) reason = refusal(traces, metric, options);
     if (reason.empty()) {
       choice.metrics.push_back(&metric);

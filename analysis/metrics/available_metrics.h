@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 #include <vector>
 
 #include "analysis/metrics/metrics.h"
@@ -14,9 +13,6 @@ struct MetricChoice {
   std::vector<const MetricInfo*> metrics;
   std::vector<UnavailableMetric> unavailable;
 };
-
-/// Why a metric of this --record level can't be computed; empty if every trace has it.
-std::string level_reason(const TraceGroup& traces, const std::string& level);
 
 /// Whether every trace of the group has the dataset that the metric describes.
 bool applies(const MetricInfo& metric, const TraceGroup& traces);

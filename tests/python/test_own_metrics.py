@@ -340,8 +340,15 @@ def test_whole_floats_are_terms_and_what_is_left_out_is_counted(traces):
     found = blockscope.analyze(traces["plain"], partly, progress=False)
     calls = int(found.partly_terms.values[0]) // 2
     assert found.partly_terms.values.tolist() == [2 * calls, 0, calls]
-    assert found.attrs["left out: not finite"] == 5 * calls
-    assert (found + found).attrs["left out: not finite"] == 10 * calls
+    assert found.attrs["left out: values that are NaN or infinite"] == 5 * calls
+    assert (found + found).attrs["left out: values that are NaN or infinite"] == 10 * calls
+
+    @blockscope.metric("twice", dims=["layer"])
+    def twice(before, after):
+        return {"one": np.array([1.0, np.nan, 3.0]), "other": np.array([np.inf, np.nan, 3.0])}
+
+    assert blockscope.analyze(traces["plain"], twice, progress=False).attrs[
+        "left out: values that are NaN or infinite"] == 3 * calls
 
 
 def test_sums_are_of_one_code(traces):
@@ -370,6 +377,21 @@ def test_a_class_without_source_has_a_digest():
         return names["Cell"]
 
     assert digest(made(0), "<notebook>") == digest(made(0), "<notebook>") != digest(made(3), "<notebook>") != ""
+
+
+def test_such_a_digest_is_the_same_in_every_process():
+    """It depends neither on the lines before the class nor on the order of sets."""
+    cell = "class Cell:\n    names = {'a', 'b', 'c'}\n    def choose(self, layer, k=4):\n        return layer in {'a', 'b'}\n"
+
+    def found(source, seed):
+        code = f"import blockscope._source as s\nexec({source!r})\nprint(s.digest(Cell, '<notebook>'))"
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                              env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+
+    first = found(cell, "1")
+    assert found("\n\n" + cell, "2") == first
+    for old, new in (("'c'", "'d'"), ("k=4", "k=5"), ("layer in", "layer not in"), ("{'a', 'b'}", "{'a'}")):
+        assert found(cell.replace(old, new), "1") != first, (old, new)
 
 
 PLUGIN = '''
@@ -450,6 +472,7 @@ def test_what_the_command_line_refuses(outputs, tmp_path):
             (["--metric", "nothing"], 2, "moved, of_full, broken"),
             (["--metric", "moved", "--by", "k"], 2, "the axes are head, layer, step"),
             (["--metric", "moved", "--taus", "3"], 2, "--taus: does nothing"),
+            (["--metric", "decoding", "--head", "0"], 2, "--head: does nothing"),
             (["--matrix", "token"], 2, "--plugin"),
             (["--metric", "broken", "--csv", tmp_path / "no.csv"], 1, "metric broken: <blockscope.Step")):
         done = shell("analyze", path, "--plugin", plugin, *words)
@@ -495,6 +518,6 @@ def test_a_report_of_the_command_line_shows_them(outputs, tmp_path):
     plugin = tmp_path / "moved.py"
     plugin.write_text(PLUGIN[:PLUGIN.index("@blockscope.metric(\"broken\"")])
     done = shell("report", outputs, "--plugin", plugin, "-o", tmp_path / "page.html")
-    assert done.returncode == 0 and "of_full is not on the page: it needs --record full" in done.stderr, done.stderr
+    assert done.returncode == 0 and "of_full needs --record full or above, and the trace has outputs" in done.stderr, done.stderr
     page = (tmp_path / "page.html").read_text()
     assert "Own metrics" in page and "Mean change of A_out" in page and "Needs keys" not in page
