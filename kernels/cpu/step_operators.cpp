@@ -101,7 +101,7 @@ void derive_external(SplitAttention& split, const at::Tensor& known, const at::T
   const at::Tensor ratio = at::sub(split.lse_internal, split.lse_external).exp_();  // [S, H, T]
   const at::Tensor whole = known.to(at::kFloat).contiguous();
   split.external = at::addcmul(whole, ratio.unsqueeze(-1), at::sub(whole, split.internal));
-  split.out = known;
+  split.out = known.clone();  // an operator's result is no alias of its argument
   const at::Tensor exact = at::le(ratio, 1.0).all(-1);  // [S, H]; false for NaN
   if (exact.all().item<bool>()) return;
   split.external = reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, split.external,
