@@ -35,14 +35,22 @@ def digest(thing: Any, file: str) -> str:
 
 
 def _code(thing: Any) -> Any:
-    """What a function does, or the functions of a class, without the places of their lines."""
+    """What a function does, or a class's functions and values: the same in every process, and wherever its lines stand."""
     if isinstance(thing, type):
-        return [(name, _code(value)) for name, value in vars(thing).items() if not name.startswith("__module")]
-    code = getattr(getattr(thing, "__func__", thing), "__code__", thing)
-    if isinstance(code, types.CodeType):
-        return code.co_code, code.co_names, code.co_varnames, [_code(one) for one in code.co_consts], repr(
-            getattr(thing, "__defaults__", None))
-    return repr(code) if isinstance(code, (int, float, str, bytes, bool, tuple, frozenset, type(None))) else type(code)
+        return [(name, _code(value)) for name, value in vars(thing).items()
+                if not name.startswith("__") or isinstance(value, types.FunctionType)]
+    function = getattr(thing, "__func__", thing)
+    if isinstance(function, types.FunctionType):
+        return _code(function.__code__), _code(function.__defaults__), _code(function.__kwdefaults__)
+    if isinstance(thing, types.CodeType):
+        return thing.co_code, thing.co_names, thing.co_varnames, _code(thing.co_consts)
+    if isinstance(thing, (list, tuple)):
+        return [_code(one) for one in thing]
+    if isinstance(thing, (set, frozenset)):
+        return sorted(map(repr, map(_code, thing)))
+    if isinstance(thing, dict):
+        return [(key, _code(value)) for key, value in thing.items()]
+    return thing if isinstance(thing, (int, float, complex, str, bytes, type(None))) else type(thing).__name__
 
 
 def check_file(kind: str, name: str, file: str, before: str | None) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 _KINDS = ("pair", "step", "block", "sequence")
-_NOT_FINITE = "not finite"
+_NOT_FINITE = "values that are NaN or infinite"  # as the built-in metrics say
 _PLACES = ("sequence", "block", "step")  # axes that the engine counts; all others are those of the values
 
 
@@ -301,7 +301,7 @@ def _ahead(pool: ThreadPoolExecutor, run: _Run, units: Iterator[Any], many: int)
 
 def _one(path: bytes, metric: Metric, choices: Mapping[str, Any], threads: int, update: Any) -> Analysis:
     from .blocks import Block
-    from .results import Analysis
+    from .results import LEFT_OUT, Analysis
     from .trace import open
 
     with open(path) as trace:
@@ -327,9 +327,10 @@ def _one(path: bytes, metric: Metric, choices: Mapping[str, Any], threads: int, 
             what = "two steps in a row" if metric.of == "pair" else f"a {metric.of}"
             raise TraceError(f"metric {metric.name}: {os.fsdecode(path)}: expected {what} to compute it from, found none "
                              "in what is selected")
+        left_out = sum(one.left_out for one in run.sums.values())
         attrs = {"metric": metric.name, "title": metric.title, "formula": metric.formula, "source": metric.source,
                  "computed_from": f"level {metric.level}", "plugin_sha256": metric.digest,
-                 **{f"left out: {_NOT_FINITE}": one.left_out for one in run.sums.values() if one.left_out},
+                 **({LEFT_OUT + _NOT_FINITE: left_out} if left_out else {}),
                  "traces": text(path), "model_digest": str(trace.model.get("digest", "")), "program": _core.program}
         return Analysis(variables, coords=coords, attrs=attrs)
 

@@ -26,7 +26,7 @@ _NO_MEANS = {
     "router": ("entropy",),
     "union_size": ("union_quantiles",),
 }
-_LEFT_OUT = "left out: "
+LEFT_OUT = "left out: "
 _NOT_ADDED = "not added"
 
 
@@ -78,7 +78,7 @@ class Analysis(xr.Dataset):
                 attrs = {"units": "terms", "long_name": f"number of terms of {array['name']}"}
                 variables[f"{array['name']}_terms"] = (dims, terms, attrs)
         attrs = {key: result[key] for key in ("metric", "title", "formula", "source", "computed_from")}
-        attrs.update((_LEFT_OUT + reason, count) for reason, count in result["left_out"].items())
+        attrs.update((LEFT_OUT + reason, count) for reason, count in result["left_out"].items())
         coords = {name: (name, values, {"labels": labels[name]} if name in labels else {})
                   for name, values in axes.items()}
         return cls(variables, coords=coords, attrs={**attrs, **facts})
@@ -149,8 +149,8 @@ class Analysis(xr.Dataset):
                 "terms": None if terms is None else np.ascontiguousarray(terms, np.int64).tobytes(),
             })
         words = ("metric", "title", "formula", "source", "computed_from")
-        left_out = {str(key).removeprefix(_LEFT_OUT): int(value) for key, value in self.attrs.items()
-                    if str(key).startswith(_LEFT_OUT)}
+        left_out = {str(key).removeprefix(LEFT_OUT): int(value) for key, value in self.attrs.items()
+                    if str(key).startswith(LEFT_OUT)}
         return {"arrays": arrays, "left_out": left_out, **{word: str(self.attrs[word]) for word in words}}
 
     def _axis(self, array: str, dim: str) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _add(a: Analysis, b: Analysis) -> Analysis:
                          "blockscope.analyze([a, b], ...)")
     attrs = dict(a.attrs)
     for key, value in b.attrs.items():
-        if str(key).startswith(_LEFT_OUT):
+        if str(key).startswith(LEFT_OUT):
             attrs[key] = attrs.get(key, 0) + value
     for key in ("traces", "computed_from"):
         if a.attrs.get(key) != b.attrs.get(key):

@@ -246,8 +246,7 @@ class RowWriter:
         """Handles the next pass's input: `changes` are the decisions of the last pass."""
         if self._waiting:
             for row, change in zip(self._waiting[-1], changes):  # a pass that failed may have told some of it
-                row.change.changed += change.changed
-                row.change.appended += change.appended
+                row.change.add(change)
         if self._traced:
             self._write()
 
@@ -339,8 +338,7 @@ class RowWriter:
                     [(p, t) for p, t in enumerate(tokens[known:known + 1 if self._settings.autoregressive else None],
                                                   known)]))
             for row, change in zip(self._waiting[-1], changes):
-                row.change.changed += change.changed
-                row.change.appended += change.appended
+                row.change.add(change)
         last = [row.one for row in self._waiting[-1]] if self._waiting else []
         if ids is None and any(one.kind is Kind.DENOISE and (one.masks_left or self._settings.canvas) for one in last):
             warnings.warn(

@@ -116,6 +116,10 @@ class Change:
     changed: list[tuple[int, int]] = field(default_factory=list)  # position, previous token
     appended: list[tuple[int, int]] = field(default_factory=list)  # that had not been seen
 
+    def add(self, more: Change) -> None:
+        self.changed += more.changed
+        self.appended += more.appended
+
 
 class Sequence:
     def __init__(self, settings: Settings, prompt_length: int | None = None, gen_length: int | None = None,
