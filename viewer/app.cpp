@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <map>
 
 #include "command_line/interrupt.h"
@@ -19,16 +20,21 @@
 
 namespace blockscope {
 
-App::App(const AppOptions& options)
+App::App(const AppOptions& options, std::unique_ptr<Screen> screen)
     : options_(options),
       settings_(load_settings(options.config_folder)),
-      window_(options.window),
+      screen_(std::move(screen)),
       model_(options.cache_bytes > 0 ? options.cache_bytes : settings_.cache_mib << 20U),
+      outlet_(screen_->browser(), options.served && options.served->may_save),
       appearance_(settings_.appearance),
       panels_(all_panels()),
       map_(Colormap(options.colormap.empty() ? appearance_.map : options.colormap)) {
   show_from_text(options.show, state_);
-  check_selection_text(options.select);  // report a mistake before anything is drawn
+  const std::string front = parse_selection(options.select).panel;  // reports a mistake early
+  if (!front.empty() && !std::ranges::count(panel_names(), front)) {
+    throw UsageError(fmt::format("--select: expected panel={}, got '{}'",
+                                 fmt::join(panel_names(), ", "), front));
+  }
   appearance_.map = map_->name();
   appearance_.dark = options.dark.value_or(appearance_.dark);
   styled_dark_ = !appearance_.dark;
@@ -53,14 +59,15 @@ App::App(const AppOptions& options)
     ImPlot::AddColormap(reversed.name().c_str(), reversed.table().data(),
                         static_cast<int>(reversed.table().size()), false);
   }
-  model_.data().set_wake(&Window::wake);
+  model_.data().set_wake([this] { screen_->wake(); });
   for (const std::string& trace : options.traces) model_.open(trace);
+  open_asked_ = options.served && options.traces.empty();
 }
 
 App::~App() { model_.data().set_wake({}); }
 
 void App::run() {
-  while (!window_.should_close()) wait_and_draw();
+  while (!screen_->should_close()) wait_and_draw();
   remember();
 }
 
@@ -72,7 +79,7 @@ void App::wait_and_draw() {
   if (model_.data().busy() || state_.playback.playing) frames_owed_ = kSettling;
   // The desktop's file dialog doesn't wake the window when it is done.
   const bool typing = ImGui::GetIO().WantTextInput || file_dialog_;
-  if (window_.wait(frames_owed_ > 0 ? kMoving : typing ? kCursor : kStill)) {
+  if (screen_->wait(frames_owed_ > 0 ? kMoving : typing ? kCursor : kStill)) {
     frames_owed_ = kSettling;
   } else {
     frames_owed_ -= frames_owed_ > 0 ? 1 : 0;
@@ -81,19 +88,17 @@ void App::wait_and_draw() {
 }
 
 void App::frame(double seconds, Image* picture) {
-  window_.wait(seconds);
-  for (const std::string& path : window_.take_dropped_files()) model_.open(path);
+  screen_->wait(seconds);
+  for (const std::string& path : screen_->take_dropped_files()) model_.open(path);
   model_.update();
   note_opened();
-  if (selection_pending_ && model_.overview() != nullptr) {
-    selection_pending_ = false;
-    model_.select(selection_from_text(options_.select, *model_.overview(), model_.selection()));
-  }
+  if (screen_->browser() != nullptr) serve_browser();
+  follow_selection();
   if (reuse_pending_ && model_.overview() != nullptr) load_reuse();
   Image own;
   const bool save = export_ && export_->frames == 1;
   if (save && picture == nullptr) picture = &own;
-  window_.frame(
+  screen_->frame(
       [this] {
         draw();
         if (after_draw_) after_draw_();
@@ -107,11 +112,12 @@ void App::frame(double seconds, Image* picture) {
 
 Image App::picture(double patience) {
   const auto begin = std::chrono::steady_clock::now();
+  constexpr double kLook = 0.02;  // seconds
   int quiet = 0;
   Image image;
   menus_ = false;
   while (quiet < 4) {  // the layout settles over some frames
-    frame(0.0, &image);
+    frame(model_.data().busy() ? kLook : 0.0, quiet == 3 ? &image : nullptr);
     InterruptGuard::check();
     if (!model_.problems().empty()) throw Error(model_.problems().front());
     const auto& documents = model_.documents();
@@ -145,7 +151,9 @@ void App::load_reuse() {
                       options_.reuse));
     }
     edit->load(options_.reuse);
-    state_.of<CalibrationState>().path = options_.reuse;
+    const std::filesystem::path path(options_.reuse);
+    state_.of<CalibrationState>().path =
+        outlet_.takes_paths() ? path.string() : path.filename().string();
   } catch (const Error& error) {
     model_.add_problem(error.what());
   }
@@ -211,6 +219,51 @@ void App::load_letters() {
   for (ImWchar letter = 0x20; letter < 0x7F; ++letter) ImGui::GetFontBaked()->FindGlyph(letter);
 }
 
+void App::follow_selection() {
+  if (!selection_pending_ || model_.overview() == nullptr) return;
+  try {
+    const SelectionText wanted = parse_selection(options_.select);
+    if (!wanted.trace.empty()) {
+      const auto& documents = model_.documents();
+      const auto found = std::ranges::find_if(documents, [&](const OpenDocument& document) {
+        return document.state != OpenState::failed && short_name(document.path) == wanted.trace;
+      });
+      if (found == documents.end()) {
+        selection_pending_ = false;
+        throw UsageError(fmt::format("--select: trace={} is not open", wanted.trace));
+      }
+      if (found->state == OpenState::opening) return;
+      Selection other;
+      other.trace = static_cast<std::size_t>(found - documents.begin());
+      if (other.trace != model_.selection().trace) model_.select(other);
+    }
+    selection_pending_ = false;
+    front_wanted_ = wanted.panel;
+    model_.select(selection_from(wanted, *model_.overview(), model_.selection()));
+  } catch (const Error& error) {
+    selection_pending_ = false;
+    if (screen_->browser() == nullptr) throw;
+    model_.add_problem(error.what());
+  }
+}
+
+void App::note_front() {
+  if (!front_wanted_.empty()) {
+    const auto wanted = std::ranges::find_if(
+        panels_, [&](const Panel& panel) { return panel_key(panel) == front_wanted_; });
+    if (wanted != panels_.end()) {
+      wanted->visible = true;
+      ImGui::SetWindowFocus(wanted->name);
+      if (front_ == front_wanted_) front_wanted_.clear();
+    }
+  }
+  const ImGuiWindow* focused = ImGui::GetCurrentContext()->NavWindow;
+  if (focused == nullptr) return;
+  for (const Panel& panel : panels_) {
+    if (focused->RootWindow == ImGui::FindWindowByName(panel.name)) front_ = panel_key(panel);
+  }
+}
+
 /// Brings tabs of the default layout to the front; windows are docked in their first frame.
 void App::choose_front() {
   const auto of_kind = std::ranges::find_if(
@@ -228,7 +281,8 @@ void App::choose_front() {
 }
 
 PanelContext App::context() {
-  return {model_, appearance_, state_, textures_, *map_, window_.scale()};
+  return {model_,  appearance_,        state_,          textures_, *map_,
+          outlet_, screen_->browser(), screen_->scale()};
 }
 
 void App::draw() {
@@ -244,6 +298,26 @@ void App::draw() {
     const ImGuiDockNode* node = ImGui::DockBuilderGetNode(dockspace);
     if (node == nullptr || !node->IsSplitNode()) default_layout(dockspace);
   }
+  if (!opening()) draw_panels(dockspace);
+  choose_front();
+  note_front();
+  draw_help();
+  draw_export();
+  draw_open();
+  draw_unsaved();
+  draw_problem();
+  shortcuts();
+  ImPlot::PopColormap();
+}
+
+/// Whether the first trace is still on its way. Panels that it does not fit would show for an
+/// instant, and the tabs would get another order.
+bool App::opening() const {
+  return model_.overview() == nullptr &&
+         std::ranges::count(model_.documents(), OpenState::opening, &OpenDocument::state) > 0;
+}
+
+void App::draw_panels(unsigned dockspace) {
   const auto shown = std::ranges::count_if(panels_, &Panel::visible);
   PanelContext now = context();
   for (Panel& panel : panels_) {
@@ -260,14 +334,6 @@ void App::draw() {
     }
     ImGui::End();
   }
-  choose_front();
-  draw_help();
-  draw_export();
-  draw_open();
-  draw_unsaved();
-  draw_problem();
-  shortcuts();
-  ImPlot::PopColormap();
 }
 
 }  // namespace blockscope

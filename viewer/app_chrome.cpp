@@ -33,7 +33,7 @@ void App::draw_menu() {
     }
     ImGui::Separator();
     if (ImGui::MenuItem("Close", "Ctrl+W")) close_trace();
-    if (ImGui::MenuItem("Quit", "Ctrl+Q")) window_.close();
+    if (ImGui::MenuItem("Quit", "Ctrl+Q")) screen_->close();
     ImGui::EndMenu();
   }
   if (ImGui::BeginMenu("View")) {
@@ -69,10 +69,9 @@ void App::draw_status() {
     const Overview* overview = model_.overview();
     const StepRef* step = model_.step();
     if (overview == nullptr) {
-      const bool opening = std::ranges::any_of(model_.documents(), [](const auto& document) {
-        return document.state == OpenState::opening;
-      });
-      ImGui::TextUnformatted(opening ? "opening ..." : "drop a trace onto this window");
+      ImGui::TextUnformatted(opening()         ? "opening ..."
+                             : options_.served ? "Ctrl+O lists the traces"
+                                               : "drop a trace onto this window");
     } else if (step != nullptr) {
       const TraceMeta& meta = overview->info.meta;
       const auto sequence = static_cast<std::size_t>(step->sequence);
@@ -92,11 +91,11 @@ void App::draw_status() {
     const char* right = model_.data().busy() ? "loading ..." : "F1 help";
     const float cache = ImGui::CalcTextSize("cache 00000 / 00000 MiB").x;
     const float wide = ImGui::GetWindowWidth();
-    const float at = wide - ImGui::CalcTextSize("loading ...").x - cache - 50.0F * window_.scale();
+    const float at = wide - ImGui::CalcTextSize("loading ...").x - cache - 50.0F * screen_->scale();
     if (ImGui::GetCursorPosX() < at) {  // a narrow window has room for the selection only
       ImGui::SetCursorPosX(at);
       draw_cache();
-      ImGui::SetCursorPosX(wide - ImGui::CalcTextSize(right).x - 12.0F * window_.scale());
+      ImGui::SetCursorPosX(wide - ImGui::CalcTextSize(right).x - 12.0F * screen_->scale());
       ImGui::TextDisabled("%s", right);
     }
     ImGui::EndMenuBar();
@@ -127,7 +126,7 @@ void App::draw_cache() {
                                         static_cast<double>(data.budget_bytes()) / kMiB);
   if (!ImGui::BeginMenu(label.c_str())) return;
   int mib = static_cast<int>(data.budget_bytes() >> 20U);
-  ImGui::SetNextItemWidth(140.0F * window_.scale());
+  ImGui::SetNextItemWidth(140.0F * screen_->scale());
   if (ImGui::InputInt("MiB to keep##cache-mib", &mib, 64, 256)) {
     data.set_budget(static_cast<std::size_t>(std::clamp(mib, 16, 65536)) << 20U);
   }
@@ -136,7 +135,7 @@ void App::draw_cache() {
 
 void App::draw_problem() {
   if (!model_.problems().empty() && !ImGui::IsPopupOpen("Problem")) ImGui::OpenPopup("Problem");
-  ImGui::SetNextWindowSize(ImVec2(520.0F * window_.scale(), 0.0F), ImGuiCond_Appearing);
+  ImGui::SetNextWindowSize(ImVec2(520.0F * screen_->scale(), 0.0F), ImGuiCond_Appearing);
   if (!ImGui::BeginPopupModal("Problem", nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
   if (!model_.problems().empty()) ImGui::TextWrapped("%s", model_.problems().front().c_str());
   ImGui::Spacing();
@@ -192,7 +191,7 @@ void App::shortcuts() {
   if (io.WantTextInput) return;
   const auto pressed = [](ImGuiKey key) { return ImGui::IsKeyPressed(key); };
   if (io.KeyCtrl) {
-    if (pressed(ImGuiKey_Q)) window_.close();
+    if (pressed(ImGuiKey_Q)) screen_->close();
     if (pressed(ImGuiKey_O)) open_asked_ = true;
     if (pressed(ImGuiKey_W)) close_trace();
     PanelContext now = context();

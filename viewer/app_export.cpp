@@ -11,7 +11,7 @@
 #include "decode_record/files/output_file.h"
 #include "viewer/app.h"
 #include "viewer/model/selection_text.h"
-#include "viewer/png_file.h"
+#include "viewer/screen/png_file.h"
 
 namespace blockscope {
 
@@ -30,6 +30,7 @@ void App::draw_panel_menu(const Panel& panel) {
       export_->panel = &panel;
       export_->picture = picture;
       export_->path = export_name(model_, panel_key(panel), picture ? "png" : "csv", panel.part);
+      if (!outlet_.asks()) begin_export();
     };
     const bool numbers = panel.table != nullptr;
     if (ImGui::MenuItem("Picture (PNG) ...")) ask(true);
@@ -37,7 +38,7 @@ void App::draw_panel_menu(const Panel& panel) {
     if (ImGui::MenuItem("Copy numbers", nullptr, false, numbers)) {
       const auto rows = table(panel_key(panel));
       if (rows) {
-        window_.set_clipboard(rows->text());
+        screen_->set_clipboard(rows->text());
       } else {
         model_.add_problem(fmt::format("{}: shows no numbers yet.", panel.name));
       }
@@ -49,20 +50,24 @@ void App::draw_panel_menu(const Panel& panel) {
 
 void App::save_export(const Image* image) {
   ExportRequest& wanted = *export_;
+  const auto write = [&](const auto& fill) {
+    outlet_.save(wanted.path, model_.documents()[model_.selection().trace].path,
+                 [&](const std::string& path) {
+                   OutputFile file = model_.files().open(path, wanted.replace);
+                   fill(file);
+                   file.commit();
+                 });
+  };
   try {
     if (wanted.picture) {
       const ImVec2 scale = ImGui::GetIO().DisplayFramebufferScale;
       const Image part = cropped(*image, wanted.panel->left * scale.x, wanted.panel->top * scale.y,
                                  wanted.panel->width * scale.x, wanted.panel->height * scale.y);
-      OutputFile file = model_.files().open(wanted.path, wanted.replace);
-      write_png(file, part.width, part.height, part.rgba);
-      file.commit();
+      write([&](OutputFile& file) { write_png(file, part.width, part.height, part.rgba); });
     } else {
       const auto rows = table(panel_key(*wanted.panel));
       if (!rows) throw Error("The panel shows no numbers yet.");
-      OutputFile file = model_.files().open(wanted.path, wanted.replace);
-      file.write(rows->text());
-      file.commit();
+      write([&](OutputFile& file) { file.write(rows->text()); });
     }
     export_.reset();
   } catch (const std::exception& error) {
@@ -71,33 +76,39 @@ void App::save_export(const Image* image) {
   }
 }
 
+void App::begin_export() {
+  if (!export_->picture) return save_export(nullptr);
+  export_->frames = 2;  // the popup and the menus are gone from these frames
+  ImGui::GetCurrentContext()->DimBgRatio = 0.0F;  // no veil of the popup over the picture
+}
+
 void App::draw_export() {
   if (!export_ || export_->frames > 0) return;
   ExportRequest& wanted = *export_;
   if (!ImGui::IsPopupOpen("Export panel")) ImGui::OpenPopup("Export panel");
-  ImGui::SetNextWindowSize(ImVec2(560.0F * window_.scale(), 0.0F), ImGuiCond_Appearing);
+  ImGui::SetNextWindowSize(ImVec2(560.0F * screen_->scale(), 0.0F), ImGuiCond_Appearing);
   if (!ImGui::BeginPopupModal("Export panel", nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
   ImGui::Text("%s, %s", wanted.panel->name, wanted.picture ? "picture (PNG)" : "numbers (CSV)");
   ImGui::SetNextItemWidth(-1.0F);
   const bool enter =
       ImGui::InputText("##export-path", &wanted.path, ImGuiInputTextFlags_EnterReturnsTrue);
+  outlet_.draw_choice();
   std::error_code ignored;
-  ImGui::TextDisabled("in %s", std::filesystem::current_path(ignored).c_str());
-  ImGui::Checkbox("Replace an existing file", &wanted.replace);
+  if (outlet_.takes_paths()) {
+    ImGui::TextDisabled("in %s", std::filesystem::current_path(ignored).c_str());
+  }
+  if (!outlet_.downloads()) ImGui::Checkbox("Replace an existing file", &wanted.replace);
   if (!wanted.problem.empty()) ImGui::TextWrapped("%s", wanted.problem.c_str());
   ImGui::Spacing();
-  const bool save = ImGui::Button("Save") || enter;
+  const bool save = ImGui::Button(outlet_.downloads() ? "Download" : "Save") || enter;
   ImGui::SameLine();
   const bool cancel = ImGui::Button("Cancel") || ImGui::IsKeyPressed(ImGuiKey_Escape, false);
   if (save || cancel) ImGui::CloseCurrentPopup();
   ImGui::EndPopup();
   if (cancel) {
     export_.reset();
-  } else if (save && wanted.picture) {
-    wanted.frames = 2;  // the popup and the menus are gone from these frames
-    ImGui::GetCurrentContext()->DimBgRatio = 0.0F;  // no veil of the popup over the picture
   } else if (save) {
-    save_export(nullptr);
+    begin_export();
   }
 }
 

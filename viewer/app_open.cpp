@@ -4,15 +4,20 @@
 #include <imgui.h>
 #include <misc/cpp/imgui_stdlib.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 
+#include "decode_record/base/error.h"
 #include "viewer/app.h"
+#include "viewer/model/selection_text.h"
+#include "viewer/panels/calibration_parts.h"
 
 namespace blockscope {
 
 void App::draw_open_menu() {
   if (ImGui::MenuItem("Open ...", "Ctrl+O")) open_asked_ = true;
-  if (ImGui::BeginMenu("Open recent", !settings_.recent.empty())) {
+  if (!options_.served && ImGui::BeginMenu("Open recent", !settings_.recent.empty())) {
     for (const std::string& path : settings_.recent) {
       std::error_code ignored;
       const bool there = std::filesystem::exists(path, ignored) ||
@@ -36,10 +41,12 @@ void App::draw_open() {
   }
   if (open_asked_) {
     open_asked_ = false;
+    if (options_.served) offered_ = options_.served->traces();
     ImGui::OpenPopup("Open trace");
   }
-  ImGui::SetNextWindowSize(ImVec2(620.0F * window_.scale(), 0.0F), ImGuiCond_Appearing);
+  ImGui::SetNextWindowSize(ImVec2(620.0F * screen_->scale(), 0.0F), ImGuiCond_Appearing);
   if (!ImGui::BeginPopupModal("Open trace", nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
+  if (options_.served) return draw_offered();
   if (ImGui::IsWindowAppearing()) ImGui::SetKeyboardFocusHere();
   ImGui::SetNextItemWidth(-1.0F);
   bool open = ImGui::InputText("##open-path", &open_path_, ImGuiInputTextFlags_EnterReturnsTrue);
@@ -75,6 +82,75 @@ void App::draw_open() {
   }
   if (close) ImGui::CloseCurrentPopup();
   ImGui::EndPopup();
+}
+
+void App::draw_offered() {
+  if (ImGui::BeginChild("##offered", ImVec2(0.0F, 16.0F * ImGui::GetTextLineHeightWithSpacing()),
+                        ImGuiChildFlags_Borders)) {
+    for (const std::string& path : offered_) {
+      if (!ImGui::Selectable(fmt::format("{}###{}", short_name(path), path).c_str())) continue;
+      model_.open(path);
+      ImGui::CloseCurrentPopup();
+    }
+    if (offered_.empty()) ImGui::TextDisabled("the folder has no traces");
+  }
+  ImGui::EndChild();
+  if (ImGui::Button("Cancel") || ImGui::IsKeyPressed(ImGuiKey_Escape, false)) {
+    ImGui::CloseCurrentPopup();
+  }
+  ImGui::EndPopup();
+}
+
+std::string App::short_name(const std::string& path) const {
+  const std::filesystem::path whole(path);
+  if (!options_.served || options_.served->folder.empty()) return whole.filename().string();
+  return whole.lexically_relative(options_.served->folder).string();
+}
+
+void App::serve_browser() {
+  Browser& browser = *screen_->browser();
+  for (const std::string& link : browser.take_links()) {
+    options_.select = link;
+    selection_pending_ = true;
+    try {
+      const std::string trace = parse_selection(link).trace;
+      const auto offered = options_.served ? options_.served->traces() : std::vector<std::string>();
+      const auto found = std::ranges::find_if(
+          offered, [&](const std::string& path) { return short_name(path) == trace; });
+      if (!trace.empty() && found != offered.end()) model_.open(*found);
+    } catch (const Error&) {
+      // follow_selection() reports the link's mistake
+    }
+  }
+  for (const PickedFile& file : browser.take_files()) take_file(file);
+  std::string link = selection_link(model_);
+  if (!link.empty() && model_.documents().size() > 1) {
+    link = fmt::format("trace={}&{}", short_name(model_.documents()[model_.selection().trace].path),
+                       link);
+  }
+  if (!link.empty() && !front_.empty()) link += "&panel=" + front_;
+  if (!selection_pending_) browser.set_link(link);
+  const auto& edits = state_.of<CalibrationState>().edits;
+  browser.set_unsaved(
+      std::ranges::any_of(edits, [](const auto& edit) { return edit.second.dirty(); }));
+}
+
+/// A calibration file from the browser.
+void App::take_file(const PickedFile& file) {
+  try {
+    given_ = std::make_unique<ScratchFolder>("blockscope-given");
+    const std::filesystem::path path = given_->path() / file.name;
+    if (path.extension() != ".json") {
+      throw UsageError(
+          fmt::format("{}: expected a calibration file (.json). HINT: traces stay on "
+                      "their machine; give their folder to `view --serve`",
+                      file.name));
+    }
+    std::ofstream(path, std::ios::binary) << file.bytes;
+    state_.of<CalibrationState>().load_path = path.string();
+  } catch (const Error& error) {
+    model_.add_problem(error.what());
+  }
 }
 
 void App::note_opened() {

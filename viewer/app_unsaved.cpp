@@ -45,29 +45,30 @@ void App::ask_before(const std::string& what, const std::vector<std::string>& di
 }
 
 void App::ask_before_closing() {
-  if (closing_ || !window_.should_close()) return;
-  window_.keep_open();
+  if (closing_ || !screen_->should_close()) return;
+  screen_->keep_open();
   std::vector<std::string> digests;
   for (const auto& [digest, edit] : state_.of<CalibrationState>().edits) digests.push_back(digest);
   ask_before("quitting", digests, [this] {
     closing_ = true;
-    window_.close();
+    screen_->close();
   });
 }
 
 void App::ask_before_loading() {
-  if (!std::exchange(state_.of<CalibrationState>().load_wanted, false)) return;
-  CalibrationEdit* edit = active_calibration(model_, state_.of<CalibrationState>());
+  CalibrationState& state = state_.of<CalibrationState>();
+  const std::string path = std::exchange(state.load_path, {});
+  if (path.empty()) return;
+  CalibrationEdit* edit = active_calibration(model_, state);
   if (edit == nullptr) return;
-  ask_before("loading a file over it", {edit->model().digest},
-             [this, path = state_.of<CalibrationState>().path] {
-               try {
-                 CalibrationEdit* now = active_calibration(model_, state_.of<CalibrationState>());
-                 if (now != nullptr) now->load(path);
-               } catch (const Error& error) {
-                 model_.add_problem(error.what());
-               }
-             });
+  ask_before("loading a file over it", {edit->model().digest}, [this, path] {
+    try {
+      CalibrationEdit* now = active_calibration(model_, state_.of<CalibrationState>());
+      if (now != nullptr) now->load(path);
+    } catch (const Error& error) {
+      model_.add_problem(error.what());
+    }
+  });
 }
 
 void App::close_trace() {
@@ -96,10 +97,11 @@ void App::draw_unsaved() {
   CalibrationEdit* edit = unsaved();
   if (edit == nullptr) return std::exchange(leaving_, {})->go();
   if (!ImGui::IsPopupOpen(kPopup)) ImGui::OpenPopup(kPopup);
-  ImGui::SetNextWindowSize(ImVec2(560.0F * window_.scale(), 0.0F), ImGuiCond_Appearing);
+  ImGui::SetNextWindowSize(ImVec2(560.0F * screen_->scale(), 0.0F), ImGuiCond_Appearing);
   if (!ImGui::BeginPopupModal(kPopup, nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
   CalibrationState& state = state_.of<CalibrationState>();
   if (state.path.empty()) state.path = "reuse.json";
+  const std::string& trace = model_.documents()[model_.selection().trace].path;
   ImGui::TextWrapped("This calibration is not saved, and %s would lose it:",
                      leaving_->what.c_str());
   ImGui::TextWrapped("%s", describe(*edit).c_str());
@@ -110,10 +112,11 @@ void App::draw_unsaved() {
   ImGui::SetNextItemWidth(-1.0F);
   ImGui::InputText("##unsaved-path", &state.path);
   std::error_code ignored;
-  if (std::filesystem::path(state.path).is_relative()) {
+  outlet_.draw_choice();
+  if (outlet_.takes_paths() && std::filesystem::path(state.path).is_relative()) {
     ImGui::TextDisabled("in %s", std::filesystem::current_path(ignored).c_str());
   }
-  ImGui::Checkbox("Replace an existing file", &leaving_->replace);
+  if (!outlet_.downloads()) ImGui::Checkbox("Replace an existing file", &leaving_->replace);
   if (!leaving_->problem.empty()) ImGui::TextWrapped("%s", leaving_->problem.c_str());
   ImGui::Spacing();
   const bool save = ImGui::Button("Save");
@@ -124,9 +127,11 @@ void App::draw_unsaved() {
   bool done = discard;
   if (save) {
     try {
-      save_calibration(model_, *edit, state.path,
-                       leaving_->replace || state.path == state.saved_path);
-      state.saved_path = state.path;
+      const std::string place = outlet_.place(state.path, trace);
+      outlet_.save(state.path, trace, [&](const std::string& path) {
+        save_calibration(model_, *edit, path, leaving_->replace || place == state.saved_path);
+      });
+      state.saved_path = place;
       done = true;
     } catch (const Error& error) {
       leaving_->problem = error.what();  // the popup stays open for another path

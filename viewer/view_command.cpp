@@ -3,8 +3,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <filesystem>
+#include <iostream>
 #include <memory>
+#include <optional>
 
 #include "analysis/results/read_csv.h"
 #include "command_line/interrupt.h"
@@ -16,7 +21,11 @@
 #include "viewer/app.h"
 #include "viewer/model/panel_metrics.h"
 #include "viewer/panels/show_text.h"
-#include "viewer/png_file.h"
+#include "viewer/screen/headless_screen.h"
+#include "viewer/screen/png_file.h"
+#include "viewer/screen/window.h"
+#include "viewer/serve/remote_screen.h"
+#include "viewer/serve/server.h"
 
 namespace blockscope {
 namespace {
@@ -40,6 +49,10 @@ struct ViewFlags {
   float scale = 0.0F;
   double patience = 60.0;
   std::size_t cache_mib = 0;
+  std::optional<std::string> serve;  ///< a port, or empty: a free one
+  std::string listen = "127.0.0.1";
+  std::vector<std::string> hosts;
+  bool allow_save = false;
 };
 
 std::string table_text(const ViewFlags& flags, App& app) {
@@ -64,7 +77,92 @@ void check_size(const ViewFlags& flags) {
       kMostPixels, flags.width, flags.height, pixels, static_cast<double>(pixels) * 17.0 / 1e9));
 }
 
+bool is_number(const std::string& text) {
+  return !text.empty() &&
+         std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c); });
+}
+
+/// `view --serve run.h5`: the word after --serve is a port only if it is a number.
+void separate_port(ViewFlags& flags) {
+  if (!flags.serve || flags.serve->empty() || is_number(*flags.serve)) return;
+  flags.traces.insert(flags.traces.begin(), *flags.serve);
+  flags.serve->clear();
+}
+
+AppOptions app_options(const ViewFlags& flags) {
+  AppOptions options;
+  options.traces = flags.traces;
+  options.panels = flags.panels;
+  options.select = flags.select;
+  options.reuse = flags.reuse;
+  options.lens = flags.lens;
+  options.show = flags.show;
+  options.colormap = flags.colormap;
+  if (flags.light || flags.dark) options.dark = flags.dark;
+  options.cache_bytes = flags.cache_mib << 20U;
+  if (!flags.metrics.empty()) {
+    add_panel_metrics(read_results_csv(flags.metrics), flags.metrics);
+  }
+  return options;
+}
+
+void run_server(const ViewFlags& flags) {
+  if (flags.traces.empty()) {
+    throw UsageError("--serve: expected trace files or a folder, got none");
+  }
+  int port = 0;
+  if (!flags.serve->empty()) {
+    const auto end = flags.serve->data() + flags.serve->size();
+    const auto read = std::from_chars(flags.serve->data(), end, port);
+    if (read.ec != std::errc{} || port < 1 || port > 65535) {
+      throw UsageError(
+          fmt::format("--serve: expected a port from 1 to 65535, got {}", *flags.serve));
+    }
+  }
+  AppOptions options = app_options(flags);
+  options.traces.clear();
+  for (const std::string& path : flags.traces) {
+    if (std::filesystem::is_directory(path)) continue;
+    const TraceReader reader(path);  // a mistyped name is reported here
+    options.traces.push_back(path);
+  }
+  Served served;
+  served.may_save = flags.allow_save;
+  served.traces = [given = flags.traces] { return traces_of(given); };
+  if (flags.traces.size() == 1 && options.traces.empty()) served.folder = flags.traces.front();
+  options.served = served;
+  ServeOptions server;
+  server.port = port;
+  server.listen = flags.listen;
+  server.hosts = flags.hosts;
+  server.token = random_token();
+  server.view = [&](int socket) {
+    ScreenOptions size;
+    size.scale = flags.scale;
+    App(options, std::make_unique<RemoteScreen>(size, socket)).run();
+  };
+  server.ready = [&](int bound) {
+    const bool beyond = flags.listen != "127.0.0.1";
+    if (beyond) {
+      std::cerr << "blockscope: warning: whoever reaches " << flags.listen
+                << " and has the link can look at these traces. Nothing is encrypted.\n";
+    }
+    std::cout << fmt::format("http://{}:{}/?token={}\n",
+                             flags.listen == "0.0.0.0" ? "127.0.0.1" : flags.listen, bound,
+                             server.token)
+              << std::flush;
+    std::cerr << fmt::format(
+        "Open this link in a browser. From another computer, first run there: "
+        "ssh -L {0}:127.0.0.1:{0} THIS_MACHINE\nCtrl+C ends the viewer.\n",
+        bound);
+  };
+  const InterruptGuard guard;
+  serve(server);
+  InterruptGuard::check("every page is closed");
+}
+
 void run_view(const ViewFlags& flags, const std::string& config_folder) {
+  if (flags.serve) return run_server(flags);
   check_size(flags);
   const bool picture = !flags.screenshot.empty() || !flags.csv.empty();
   // On a signal, a window ends at once and loses nothing. A picture must first remove its partial
@@ -96,31 +194,16 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
     throw UsageError(fmt::format("--csv: expected one panel. HINT: add --panel with one of {}",
                                  CLI::detail::join(panel_names(), ", ")));
   }
-  AppOptions options;
-  options.traces = flags.traces;
-  options.window.width = flags.width;
-  options.window.height = flags.height;
-  options.window.scale = picture && flags.scale == 0.0F ? 1.0F : flags.scale;
-  options.window.visible = !picture;
+  AppOptions options = app_options(flags);
+  ScreenOptions size{flags.width, flags.height, flags.scale, ""};
   if (!picture && !config_folder.empty()) {
     std::error_code ignored;
     std::filesystem::create_directories(config_folder, ignored);
-    options.window.ini_file = config_folder + "/layout.ini";
+    size.ini_file = config_folder + "/layout.ini";
     options.config_folder = config_folder;
   }
-  options.panels = flags.panels;
-  options.select = flags.select;
-  options.reuse = flags.reuse;
-  options.lens = flags.lens;
-  options.show = flags.show;
-  options.colormap = flags.colormap;
-  if (flags.light || flags.dark) options.dark = flags.dark;
-  options.cache_bytes = flags.cache_mib << 20U;
-  if (!flags.metrics.empty()) {
-    add_panel_metrics(read_results_csv(flags.metrics), flags.metrics);
-  }
-  App app(options);
-  if (!picture) return app.run();
+  if (!picture) return App(options, std::make_unique<Window>(size)).run();
+  App app(options, std::make_unique<HeadlessScreen>(size));
   const Image image = app.picture(flags.patience);
   const std::string table = csv ? table_text(flags, app) : "";
   if (csv && !csv->is_standard_output()) csv->write(table);
@@ -138,7 +221,19 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
   auto* command =
       app.add_subcommand("view", "Look at traces in a window, or make pictures of them");
   auto flags = std::make_shared<ViewFlags>();
-  command->add_option("traces", flags->traces, "Trace files, finished or being written");
+  command->add_option("traces", flags->traces,
+                      "Trace files, finished or being written; with --serve also a folder");
+  command
+      ->add_option("--serve", flags->serve,
+                   "Show the viewer in a browser, on this port of 127.0.0.1 (default: a free one)")
+      ->expected(0, 1)
+      ->type_name("[PORT]");
+  command->add_option("--listen", flags->listen, "Address on which --serve listens")
+      ->capture_default_str();
+  command->add_option("--host", flags->hosts,
+                      "Further host names under which a proxy leads browsers to --serve");
+  command->add_flag("--allow-save", flags->allow_save,
+                    "Let a browser save files next to the traces");
   command->add_option("--screenshot", flags->screenshot, "Write a PNG instead of opening a window");
   command->add_option(
       "--csv", flags->csv,
@@ -181,15 +276,22 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
   command->add_option("--cache", flags->cache_mib, "Memory for computed results, in MiB")
       ->check(whole_number(16, 65536));
   command->footer(
-      "Examples:\n  blockscope view run.h5\n"
-      "  xvfb-run -a blockscope view run.h5 --screenshot fig1.png --panel heatmap "
+      "Examples:\n  blockscope view run.h5\n  blockscope view run.h5 --serve\n"
+      "  blockscope view run.h5 --screenshot fig1.png --panel heatmap "
       "--select layer=3,step=4 --width 1280 --height 800\n"
-      "  xvfb-run -a blockscope view dense.h5 reuse.h5 --panel compare --csv difference.csv");
+      "  blockscope view dense.h5 reuse.h5 --panel compare --csv difference.csv");
   command->callback([flags, command, config_folder] {
     refuse_idle(*command, "--patience", !flags->screenshot.empty() || !flags->csv.empty(),
                 "--screenshot or --csv");
     refuse_idle(*command, "--force", !flags->screenshot.empty() || !flags->csv.empty(),
                 "--screenshot or --csv");
+    separate_port(*flags);
+    for (const char* only : {"--listen", "--host", "--allow-save"}) {
+      refuse_idle(*command, only, flags->serve.has_value(), "--serve");
+    }
+    for (const char* never : {"--screenshot", "--csv", "--width", "--height"}) {
+      refuse_idle(*command, never, !flags->serve, "a window or a picture, not --serve");
+    }
     const bool seen = !flags->screenshot.empty() || flags->csv.empty();
     for (const char* look : {"--light", "--dark", "--colormap", "--width", "--height", "--scale"}) {
       refuse_idle(*command, look, seen, "a window or --screenshot");

@@ -2,7 +2,7 @@
 document in a scratch folder of its own, as a reader would in a clone.
 Usage: check_documents.py REPOSITORY [DOCUMENT...] [--package FOLDER]
 
-What runs: a line that begins with `blockscope` (or `xvfb-run -a blockscope`) in an indented or fenced block and names a
+What runs: a line that begins with `blockscope` in an indented or fenced block and names a
 shipped model (models/...) or a file that an earlier command of the document made; and a fenced Python block that does.
 Nothing else can run here: it names another checkpoint or a reader's own file. Of such a command the options are looked
 up in `--help-all`, and such a block is compiled. The texts stay as they are, but for fewer prompts (SHORTER).
@@ -66,7 +66,7 @@ def commands(text: str):
             if whole.endswith("\\"):
                 whole = whole[:-1]
                 continue
-            if re.match(r"(xvfb-run (-a |-s \"[^\"]*\" )*)?blockscope [a-z]", whole):
+            if re.match(r"blockscope [a-z]", whole):
                 yield start, whole
             whole = ""
 
@@ -138,9 +138,7 @@ class Document:
         if "--prompts" not in words:
             added.pop("--limit", None)
         text = "".join(f" {option} {value}" for option, value in added.items() if option not in words)
-        shown = words[1] != "view" or command.startswith("xvfb-run") or "DISPLAY" in os.environ
-        whole = re.sub(r"\bblockscope \w+", lambda match: match[0] + text, command, count=1)
-        return whole if shown else f"xvfb-run -a {whole}"
+        return re.sub(r"\bblockscope \w+", lambda match: match[0] + text, command, count=1)
 
     def look_up(self, name: str, words: list[str]) -> None:
         known = options_of(name)
@@ -184,7 +182,7 @@ def options_of(name: str) -> set[str]:
 
 
 def has_viewer() -> bool:
-    return shutil.which("xvfb-run") is not None and bool(options_of("view"))
+    return bool(options_of("view"))
 
 
 def headings(path: pathlib.Path) -> set[str]:

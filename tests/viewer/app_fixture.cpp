@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "tests/analysis/trace_maker.h"
+#include "viewer/screen/window.h"
 
 namespace blockscope::testing {
 
@@ -49,9 +50,8 @@ App& AppTest::start(std::vector<std::string> traces) {
 }
 
 App& AppTest::start(AppOptions options) {
-  options.window.visible = false;
-  options.window.scale = 1.0F;
-  app_ = std::make_unique<App>(options);
+  app_ =
+      std::make_unique<App>(options, std::make_unique<Window>(ScreenOptions{.scale = 1.0F}, false));
   engine_ = ImGuiTestEngine_CreateContext();
   ImGuiTestEngineIO& io = ImGuiTestEngine_GetIO(engine_);
   io.ConfigSavedSettings = false;

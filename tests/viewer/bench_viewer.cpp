@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "viewer/app.h"
+#include "viewer/screen/window.h"
 
 namespace blockscope {
 namespace {
@@ -103,7 +104,10 @@ nlohmann::ordered_json summary(const std::vector<double>& values) {
 
 class Bench {
  public:
-  explicit Bench(const AppOptions& options) : app_(options) { times_.watch(); }
+  Bench(const AppOptions& options, const ScreenOptions& screen)
+      : app_(options, std::make_unique<Window>(screen, false)) {
+    times_.watch();
+  }
 
   nlohmann::ordered_json run() {
     nlohmann::ordered_json out;
@@ -198,7 +202,7 @@ class Bench {
       share =
           (clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - before) / seconds_between(begin, Clock::now());
       stop_ = true;
-      Window::wake();
+      app_.screen().wake();
     });
     while (!stop_) app_.wait_and_draw();
     watch.join();
@@ -239,17 +243,16 @@ int check(const nlohmann::ordered_json& measured) {
 int main(int argc, char** argv) {
   CLI::App flags("Measures the viewer on traces.");
   blockscope::AppOptions options;
+  blockscope::ScreenOptions screen{.scale = 1.0F};
   bool limits = false;
   flags.add_option("traces", options.traces)->required();
   flags.add_flag("--limits", limits, "exit code 1 beyond generous limits");
   flags.add_option("--select", options.select);
-  flags.add_option("--width", options.window.width);
-  flags.add_option("--height", options.window.height);
+  flags.add_option("--width", screen.width);
+  flags.add_option("--height", screen.height);
   CLI11_PARSE(flags, argc, argv);
-  options.window.visible = false;
-  options.window.scale = 1.0F;
   try {
-    const auto measured = blockscope::Bench(options).run();
+    const auto measured = blockscope::Bench(options, screen).run();
     std::cout << measured.dump(2) << '\n';
     return limits ? blockscope::check(measured) : 0;
   } catch (const std::exception& error) {

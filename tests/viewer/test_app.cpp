@@ -3,13 +3,16 @@
 #include <gmock/gmock.h>
 
 #include <array>
+#include <cstdlib>
 #include <fstream>
+#include <set>
 
 #include "decode_record/read/trace_reader.h"
 #include "tests/viewer/app_fixture.h"
 #include "viewer/panels/curves_state.h"
 #include "viewer/panels/heads_state.h"
 #include "viewer/panels/heatmap_state.h"
+#include "viewer/screen/rasterizer.h"
 
 namespace blockscope::testing {
 namespace {
@@ -61,6 +64,28 @@ TEST_F(AppTest, AFileThatIsNoTraceIsToldInAPopupThatOKCloses) {
   });
   EXPECT_TRUE(model().problems().empty());
   EXPECT_NE(model().overview(), nullptr) << "the trace that was open stays open";
+}
+
+// The judge of pictures without a display: OpenGL (here Mesa's) draws the same lists.
+TEST_F(AppTest, APictureWithoutAGraphicsDriverIsWhatOpenGLDraws) {
+  start();
+  Image by_driver;
+  app().frame(0.0, &by_driver);
+  const Image own = rasterized(*ImGui::GetDrawData());
+  ASSERT_EQ(own.width, by_driver.width);
+  ASSERT_EQ(own.height, by_driver.height);
+  int most = 0;
+  std::set<std::uint32_t> colours;
+  for (std::size_t i = 0; i < own.rgba.size(); ++i) {
+    colours.insert(own.rgba[i]);
+    for (unsigned shift = 0; shift < 32; shift += 8) {
+      const auto a = static_cast<int>((own.rgba[i] >> shift) & 0xFFU);
+      const auto b = static_cast<int>((by_driver.rgba[i] >> shift) & 0xFFU);
+      most = std::max(most, std::abs(a - b));
+    }
+  }
+  EXPECT_LE(most, 8) << "of 255";
+  EXPECT_GT(colours.size(), 100U);
 }
 
 TEST_F(AppTest, KeysMoveThroughStepsLayersHeadsAndBlocks) {
@@ -257,7 +282,7 @@ TEST_F(AppTest, ClosingTheTraceLeavesEmptyPanelsAndItOpensAgain) {
 TEST_F(AppTest, CtrlQEndsTheProgram) {
   start();
   drive([](ImGuiTestContext* ctx) { ctx->KeyPress(ImGuiMod_Ctrl | ImGuiKey_Q); });
-  EXPECT_TRUE(app().window().should_close());
+  EXPECT_TRUE(app().screen().should_close());
 }
 
 }  // namespace

@@ -79,11 +79,11 @@ TEST_F(LiveTest, TheEndOfTheRunIsNoticed) {
 
 TEST_F(LiveTest, NewsWakeAWindowThatWaits) {
   start_with(2);
-  std::jthread rescue([](const std::stop_token& stop) {
+  std::jthread rescue([this](const std::stop_token& stop) {
     for (int i = 0; i < 150 && !stop.stop_requested(); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    Window::wake();
+    app().screen().wake();
   });
   // Nothing more to do: the next frame is due in an hour.
   for (int i = 0; i < 20; ++i) app().frame(0.0);

@@ -29,7 +29,7 @@ class UnsavedTest : public AppTest {
   CalibrationEdit* edit() {
     return active_calibration(model(), app().state().of<CalibrationState>());
   }
-  bool closing() { return app().window().should_close(); }
+  bool closing() { return app().screen().should_close(); }
   void quit(ImGuiTestContext* ctx) {
     ctx->KeyPress(ImGuiMod_Ctrl | ImGuiKey_Q);
     ctx->Yield(3);
@@ -46,7 +46,7 @@ TEST_F(UnsavedTest, WithoutAChangeTheWindowClosesAtOnce) {
 TEST_F(UnsavedTest, CancelKeepsTheWindowAndDiscardClosesIt) {
   begin();
   change();
-  app().window().close();  // as the window system does
+  app().screen().close();  // as the window system does
   drive([this](ImGuiTestContext* ctx) {
     ctx->Yield(3);
     IM_CHECK(shown(kPopup));

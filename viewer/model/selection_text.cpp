@@ -25,21 +25,25 @@ std::size_t slot_of(const std::vector<std::int64_t>& recorded, std::int64_t want
   return static_cast<std::size_t>(found - recorded.begin());
 }
 
-struct Wanted {
-  std::optional<std::int64_t> sequence, block, step, layer, head, token;
-};
+}  // namespace
 
-Wanted parse_selection(const std::string& text) {
-  Wanted wanted;
-  std::istringstream parts(text);
+SelectionText parse_selection(const std::string& text) {
+  SelectionText wanted;
+  std::string rest = text.starts_with('#') ? text.substr(1) : text;
+  std::ranges::replace(rest, '&', ',');
+  std::istringstream parts(rest);
   for (std::string part; std::getline(parts, part, ',');) {
     const auto equals = part.find('=');
+    const std::string name = part.substr(0, equals);
+    if (equals != std::string::npos && (name == "trace" || name == "panel")) {
+      (name == "trace" ? wanted.trace : wanted.panel) = part.substr(equals + 1);
+      continue;
+    }
     std::int64_t value = 0;
     const char* const end = part.data() + part.size();
     const auto read = equals == std::string::npos
                           ? std::from_chars_result{end, std::errc::invalid_argument}
                           : std::from_chars(part.data() + equals + 1, end, value);
-    const std::string name = part.substr(0, equals);
     std::optional<std::int64_t>* slot = name == "sequence" ? &wanted.sequence
                                         : name == "block"  ? &wanted.block
                                         : name == "step"   ? &wanted.step
@@ -49,8 +53,8 @@ Wanted parse_selection(const std::string& text) {
                                                            : nullptr;
     if (slot == nullptr || read.ec != std::errc{} || read.ptr != end) {
       throw UsageError(
-          fmt::format("--select: expected name=number with sequence, block, step, "
-                      "layer, head or token, separated by commas, got '{}'",
+          fmt::format("--select: expected name=number with sequence, block, step, layer, head or "
+                      "token, or trace=FILE or panel=NAME, separated by commas, got '{}'",
                       part));
     }
     *slot = value;
@@ -58,13 +62,8 @@ Wanted parse_selection(const std::string& text) {
   return wanted;
 }
 
-}  // namespace
-
-void check_selection_text(const std::string& text) { parse_selection(text); }
-
-Selection selection_from_text(const std::string& text, const Overview& overview,
-                              const Selection& now) {
-  const Wanted wanted = parse_selection(text);
+Selection selection_from(const SelectionText& wanted, const Overview& overview,
+                         const Selection& now) {
   Selection selection = now;
   if (wanted.sequence || wanted.block) {
     const auto fits = [&](const BlockSteps& block) {
@@ -73,7 +72,11 @@ Selection selection_from_text(const std::string& text, const Overview& overview,
     };
     const auto found = std::ranges::find_if(overview.blocks, fits);
     if (found == overview.blocks.end()) {
-      throw UsageError(fmt::format("--select {}: the trace has no such sequence and block", text));
+      const auto number = [](const std::optional<std::int64_t>& value) {
+        return value ? fmt::format("{}", *value) : std::string("any");
+      };
+      throw UsageError(fmt::format("--select: the trace has no sequence {} with block {}",
+                                   number(wanted.sequence), number(wanted.block)));
     }
     selection.block = static_cast<std::size_t>(found - overview.blocks.begin());
   }
@@ -91,6 +94,20 @@ Selection selection_from_text(const std::string& text, const Overview& overview,
   if (wanted.head) selection.head = slot_of(meta.heads, *wanted.head, "head");
   if (wanted.token) selection.token = static_cast<std::int32_t>(*wanted.token);
   return selection;
+}
+
+std::string selection_link(const ViewModel& model) {
+  const Overview* overview = model.overview();
+  const StepRef* step = model.step();
+  if (overview == nullptr || step == nullptr) return "";
+  const TraceMeta& meta = overview->info.meta;
+  const Selection& at = model.selection();
+  std::string link =
+      fmt::format("sequence={}&block={}&step={}", step->sequence, step->block, step->step);
+  if (at.layer < meta.layers.size()) link += fmt::format("&layer={}", meta.layers[at.layer]);
+  if (at.head < meta.heads.size()) link += fmt::format("&head={}", meta.heads[at.head]);
+  if (at.token) link += fmt::format("&token={}", *at.token);
+  return link;
 }
 
 std::string export_name(const ViewModel& model, const std::string& panel,

@@ -1,21 +1,32 @@
 // The selection as text: "sequence=0,block=1,step=4,layer=3,head=2,token=5". The numbers are those
-// of the model and the trace, not slots.
+// of the model and the trace, not slots. In links, '&' takes the place of ','.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "viewer/model/view_model.h"
 
 namespace blockscope {
 
-/// Throws UsageError when `text` can't be a selection of any trace.
-void check_selection_text(const std::string& text);
+/// What a text names. `trace` and `panel` are for the viewer: which file, and which panel in front.
+struct SelectionText {
+  std::optional<std::int64_t> sequence, block, step, layer, head, token;
+  std::string trace, panel;
+};
 
-/// `now` with the parts changed that `text` names. Throws UsageError if the trace lacks one of
+/// Throws UsageError when `text` can't be a selection of any trace.
+SelectionText parse_selection(const std::string& text);
+
+/// `now` with the parts changed that `wanted` names. Throws UsageError if the trace lacks one of
 /// them.
-Selection selection_from_text(const std::string& text, const Overview& overview,
-                              const Selection& now);
+Selection selection_from(const SelectionText& wanted, const Overview& overview,
+                         const Selection& now);
+
+/// The selection as a link: "sequence=0&block=1&step=4&layer=3&head=2"; empty while no trace is
+/// shown.
+std::string selection_link(const ViewModel& model);
 
 /// The parts of the selection that a panel depends on: the trace; the trace and step; or also the
 /// head.

@@ -113,4 +113,28 @@ std::vector<std::string> complete_path(const std::string& typed, std::size_t mos
   return found;
 }
 
+std::vector<std::string> traces_of(const std::vector<std::string>& paths, std::size_t most) {
+  std::vector<std::string> found;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    if (!fs::is_directory(path, error)) {
+      found.push_back(path);
+      continue;
+    }
+    std::vector<std::string> inside;
+    fs::recursive_directory_iterator entries(path, fs::directory_options::skip_permission_denied,
+                                             error);
+    for (; !error && entries != fs::recursive_directory_iterator(); entries.increment(error)) {
+      std::error_code not_there;
+      if (entries->is_regular_file(not_there) && looks_like_trace(entries->path())) {
+        inside.push_back(entries->path().string());
+      }
+    }
+    std::ranges::sort(inside);
+    found.insert(found.end(), inside.begin(), inside.end());
+  }
+  if (found.size() > most) found.resize(most);
+  return found;
+}
+
 }  // namespace blockscope

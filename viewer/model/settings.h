@@ -39,4 +39,8 @@ void save_settings(const Settings& settings, const std::string& folder);
 /// at most `most`.
 std::vector<std::string> complete_path(const std::string& typed, std::size_t most = 12);
 
+/// The trace files among these paths and in these folders and their subfolders, sorted within each
+/// folder, at most `most`. What can't be read is left out.
+std::vector<std::string> traces_of(const std::vector<std::string>& paths, std::size_t most = 1000);
+
 }  // namespace blockscope

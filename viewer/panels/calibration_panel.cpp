@@ -240,16 +240,42 @@ void draw_edit_buttons(CalibrationEdit& edit) {
   ImGui::EndDisabled();
 }
 
-void save(ViewModel& model, State& state, CalibrationEdit& edit, bool replace) {
-  if (attempt(model, [&] { save_calibration(model, edit, state.path, replace); })) {
-    state.saved_path = state.path;
+const std::string& trace_path(const PanelContext& context) {
+  return context.model.documents()[context.model.selection().trace].path;
+}
+
+/// The file that saving would write; empty for a download.
+std::string place_of(PanelContext& context, const State& state) {
+  std::string place;
+  attempt(context.model, [&] { place = context.outlet.place(state.path, trace_path(context)); });
+  return place;
+}
+
+void save(PanelContext& context, State& state, CalibrationEdit& edit, bool replace) {
+  ViewModel& model = context.model;
+  if (attempt(model, [&] {
+        context.outlet.save(state.path, trace_path(context), [&](const std::string& path) {
+          save_calibration(model, edit, path, replace);
+        });
+      })) {
+    state.saved_path = place_of(context, state);
   }
 }
 
-void draw_file(ViewModel& model, State& state, CalibrationEdit& edit, float scale) {
+/// Whether a file would be replaced that this viewer did not write.
+bool would_replace(PanelContext& context, const State& state) {
+  const std::string place = place_of(context, state);
+  std::error_code ignored;
+  return !place.empty() && place != state.saved_path && std::filesystem::exists(place, ignored);
+}
+
+void draw_file(PanelContext& context, State& state, CalibrationEdit& edit) {
+  ViewModel& model = context.model;
+  const float scale = context.scale;
   if (state.path.empty()) {
     const std::filesystem::path trace(model.documents()[model.selection().trace].path);
-    state.path = (trace.parent_path() / "reuse.json").string();
+    state.path =
+        context.outlet.takes_paths() ? (trace.parent_path() / "reuse.json").string() : "reuse.json";
   }
   ImGui::SetNextItemWidth(-190.0F * scale);
   ImGui::InputText("###calibration-path", &state.path);
@@ -261,20 +287,26 @@ void draw_file(ViewModel& model, State& state, CalibrationEdit& edit, float scal
                                            : "writes the calibration file (Ctrl+S)");
   ImGui::EndDisabled();
   ImGui::SameLine();
-  if (ImGui::Button("Load###calibration-load")) state.load_wanted = true;
+  if (ImGui::Button("Load###calibration-load")) {
+    if (context.browser != nullptr) {
+      context.browser->pick_file();
+    } else {
+      state.load_path = state.path;
+    }
+  }
+  context.outlet.draw_choice();
   if (clicked || std::exchange(state.save_wanted, false)) {
-    std::error_code ignored;
-    if (state.path != state.saved_path && std::filesystem::exists(state.path, ignored)) {
+    if (would_replace(context, state)) {
       ImGui::OpenPopup(kReplacePopup);
     } else {
-      save(model, state, edit, state.path == state.saved_path);
+      save(context, state, edit, place_of(context, state) == state.saved_path);
     }
   }
   ImGui::SetNextWindowSize(ImVec2(420.0F * scale, 0.0F), ImGuiCond_Appearing);
   if (!ImGui::BeginPopupModal(kReplacePopup, nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
   ImGui::TextWrapped("%s already exists.", state.path.c_str());
   if (ImGui::Button("Replace")) {
-    save(model, state, edit, true);
+    save(context, state, edit, true);
     ImGui::CloseCurrentPopup();
   }
   ImGui::SameLine();
@@ -321,7 +353,7 @@ void draw_calibration_panel(PanelContext& context) {
   draw_edit_buttons(*edit);
   ImGui::SameLine();
   ImGui::Checkbox("mark in Heads###show-in-heads", &state.show_in_heads);
-  draw_file(model, state, *edit, context.scale);
+  draw_file(context, state, *edit);
   if (edit->sums() == nullptr) return;
   draw_calibration_result(*edit, context.appearance.dark);
   draw_pictures(context, *edit);

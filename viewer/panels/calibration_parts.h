@@ -30,7 +30,7 @@ struct CalibrationState {
   std::string path;                    ///< where to save
   std::string saved_path;              ///< a file written by this window is replaced without asking
   bool save_wanted = false;            ///< requested by a key
-  bool load_wanted = false;            ///< the App first asks about unsaved changes
+  std::string load_path;               ///< to load, once the App has asked about unsaved changes
   double saving = 10.0, error = 20.0;  ///< targets in percent
   int last_frame = -10;                ///< last frame in which the panel was drawn
   /// The overviews (active one last) that `available` and `model` were computed for.

@@ -109,8 +109,8 @@ void draw_compared_heads(PanelContext& context) {
             both.problem_b);
   ImGui::SameLine();
   static const Colormap kDiverging("coolwarm");
-  PanelContext diverging{context.model,    context.appearance, context.state,
-                         context.textures, kDiverging,         context.scale};
+  PanelContext diverging{context.model, context.appearance, context.state,   context.textures,
+                         kDiverging,    context.outlet,     context.browser, context.scale};
   plot.own_range = true;
   if (both.grid_difference) {
     const float largest =

@@ -150,7 +150,7 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
   const std::size_t columns = plot.transpose ? values.rows : values.columns;
   const std::size_t rows = plot.transpose ? values.columns : values.rows;
   const auto [low, high] = colour_range(context.appearance, *matrix, plot);
-  const ImTextureID texture =
+  const ImTextureRef texture =
       context.textures.heatmap(plot.id, matrix, low, high, context.map, plot.transpose);
   const bool small = std::max(std::abs(low), std::abs(high)) < 0.01F;
   const float bar = (small ? kWideBarWidth : kBarWidth) * context.scale;

@@ -18,6 +18,7 @@
 #include "viewer/model/selection_text.h"
 #include "viewer/model/settings.h"
 #include "viewer/model/view_model.h"
+#include "viewer/panels/outlet.h"
 #include "viewer/panels/textures.h"
 
 namespace blockscope {
@@ -51,6 +52,8 @@ struct PanelContext {
   PanelStates& state;
   Textures& textures;
   const Colormap& map;
+  Outlet& outlet;
+  Browser* browser = nullptr;  ///< nullptr: a window, or a picture
   float scale = 1.0F;
 };
 

@@ -1,5 +1,5 @@
-// Heatmaps as OpenGL textures with a colour map, one texel per cell. A texture is made again only
-// if the values, the range or the map change.
+// Heatmaps as textures with a colour map, one texel per cell. A texture is filled again only if the
+// values, the range or the map change.
 #pragma once
 
 #include <imgui.h>
@@ -10,24 +10,19 @@
 
 #include "viewer/model/colormap.h"
 #include "viewer/model/queries.h"
+#include "viewer/screen/heatmap_texture.h"
 
 namespace blockscope {
 
 class Textures {
  public:
-  Textures() = default;
-  ~Textures();
-  Textures(const Textures&) = delete;
-  Textures& operator=(const Textures&) = delete;
-
-  /// The texture of a panel's matrix; `transpose` shows columns as rows. Needs a current OpenGL
-  /// context.
-  ImTextureID heatmap(const std::string& panel, const std::shared_ptr<const MatrixPayload>& matrix,
-                      float low, float high, const Colormap& map, bool transpose);
+  /// The texture of a panel's matrix; `transpose` shows columns as rows.
+  ImTextureRef heatmap(const std::string& panel, const std::shared_ptr<const MatrixPayload>& matrix,
+                       float low, float high, const Colormap& map, bool transpose);
 
  private:
   struct Entry {
-    unsigned id = 0;
+    HeatmapTexture texture;
     std::shared_ptr<const MatrixPayload> matrix;
     float low = 0.0F, high = 0.0F;
     std::string map;

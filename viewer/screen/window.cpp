@@ -1,4 +1,4 @@
-#include "viewer/window.h"
+#include "viewer/screen/window.h"
 
 #include <GLFW/glfw3.h>
 #include <fmt/format.h>
@@ -6,18 +6,14 @@
 #include <imgui_impl_glfw.h>
 #include <imgui_impl_opengl3.h>
 #include <imgui_impl_opengl3_loader.h>
-#include <implot.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "decode_record/base/error.h"
-#include "viewer/fonts.h"
+#include "viewer/screen/heatmap_texture.h"
 
 namespace blockscope {
 namespace {
-
-constexpr float kFontSize = 15.0F;
 
 /// The last error GLFW reported. GLFW has one state per process, and so has its error callback.
 std::string glfw_problem() {
@@ -26,47 +22,32 @@ std::string glfw_problem() {
   return text == nullptr ? "unknown" : text;
 }
 
-/// Like ImGuiStyle::ScaleAllSizes, for plots.
-void scale_plots(float scale) {
-  ImPlotStyle& style = ImPlot::GetStyle();
-  style.PlotBorderSize *= scale;
-  for (ImVec2* size : {&style.MajorTickLen, &style.MinorTickLen, &style.MajorTickSize,
-                       &style.MinorTickSize, &style.MajorGridSize, &style.MinorGridSize,
-                       &style.PlotPadding, &style.LabelPadding, &style.LegendPadding,
-                       &style.LegendInnerPadding, &style.LegendSpacing, &style.AnnotationPadding}) {
-    *size = ImVec2(size->x * scale, size->y * scale);
+/// Draws. The backend filters every texture linearly; cells of a heatmap keep sharp borders.
+void render(ImDrawData& data) {
+  for (ImTextureData* texture : *data.Textures) {
+    if (texture->Status == ImTextureStatus_WantCreate && has_sharp_texels(*texture)) {
+      ImGui_ImplOpenGL3_UpdateTexture(texture);
+      glBindTexture(GL_TEXTURE_2D, static_cast<GLuint>(texture->GetTexID()));
+      glTexParameteri(GL_TEXTURE_2D, GL_TEXTURE_MAG_FILTER, GL_NEAREST);
+    }
   }
+  ImGui_ImplOpenGL3_RenderDrawData(&data);
 }
 
 }  // namespace
 
-Image cropped(const Image& image, float left, float top, float width, float height) {
-  const auto clamped = [](float value, int limit) {
-    return std::clamp(static_cast<int>(value + 0.5F), 0, limit);
-  };
-  const int x0 = clamped(left, image.width);
-  const int x1 = clamped(left + width, image.width);
-  const int y0 = clamped(top, image.height);
-  const int y1 = clamped(top + height, image.height);
-  Image part{x1 - x0, y1 - y0, {}};
-  for (int y = y0; y < y1; ++y) {
-    const auto row = image.rgba.begin() + static_cast<std::ptrdiff_t>(y) * image.width;
-    part.rgba.insert(part.rgba.end(), row + x0, row + x1);
-  }
-  return part;
-}
-
-Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
+Window::Window(const ScreenOptions& options, bool visible) {
   if (glfwInit() != GLFW_TRUE) {
-    throw Error(fmt::format(
-        "view: no display: {}. HINT: over SSH connect with `ssh -X`, or make pictures without a "
-        "display: xvfb-run -a blockscope view run.h5 --screenshot out.png",
-        glfw_problem()));
+    throw Error(
+        fmt::format("view: no display: {}. HINT: look at it in a browser: blockscope view run.h5 "
+                    "--serve. Pictures "
+                    "need no display: --screenshot out.png",
+                    glfw_problem()));
   }
   glfwWindowHint(GLFW_CONTEXT_VERSION_MAJOR, 3);
   glfwWindowHint(GLFW_CONTEXT_VERSION_MINOR, 3);
   glfwWindowHint(GLFW_OPENGL_PROFILE, GLFW_OPENGL_CORE_PROFILE);
-  glfwWindowHint(GLFW_VISIBLE, options.visible ? GLFW_TRUE : GLFW_FALSE);
+  glfwWindowHint(GLFW_VISIBLE, visible ? GLFW_TRUE : GLFW_FALSE);
   window_ = glfwCreateWindow(options.width, options.height, "Blockscope", nullptr, nullptr);
   if (window_ == nullptr) {
     const std::string problem = glfw_problem();
@@ -77,7 +58,7 @@ Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
         problem));
   }
   glfwMakeContextCurrent(window_);
-  glfwSwapInterval(options.visible ? 1 : 0);
+  glfwSwapInterval(visible ? 1 : 0);
   glfwSetWindowUserPointer(window_, this);
   glfwSetDropCallback(window_, [](GLFWwindow* window, int count, const char** paths) {
     auto* self = static_cast<Window*>(glfwGetWindowUserPointer(window));
@@ -85,17 +66,7 @@ Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
   });
   float monitor_scale = 1.0F;
   glfwGetWindowContentScale(window_, &monitor_scale, nullptr);
-  scale_ = options.scale > 0.0F ? options.scale : std::max(1.0F, monitor_scale);
-
-  IMGUI_CHECKVERSION();
-  ImGui::CreateContext();
-  ImPlot::CreateContext();
-  ImGuiIO& io = ImGui::GetIO();
-  io.ConfigFlags |= ImGuiConfigFlags_DockingEnable | ImGuiConfigFlags_NavEnableKeyboard;
-  io.IniFilename = ini_file_.empty() ? nullptr : ini_file_.c_str();
-  ImGui::GetStyle().ScaleAllSizes(scale_);
-  scale_plots(scale_);
-  load_fonts(find_fonts(), kFontSize * scale_);
+  begin(options.scale > 0.0F ? options.scale : std::max(1.0F, monitor_scale), options.ini_file);
   ImGui_ImplGlfw_InitForOpenGL(window_, true);
   gl_ready_ = ImGui_ImplOpenGL3_Init("#version 330 core");
 }
@@ -103,26 +74,23 @@ Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
 Window::~Window() {
   if (gl_ready_) ImGui_ImplOpenGL3_Shutdown();
   ImGui_ImplGlfw_Shutdown();
-  ImPlot::DestroyContext();
-  ImGui::DestroyContext();
+  end();
   glfwDestroyWindow(window_);
   glfwTerminate();
 }
 
-bool Window::should_close() const { return glfwWindowShouldClose(window_) == GLFW_TRUE; }
-
-void Window::close() { glfwSetWindowShouldClose(window_, GLFW_TRUE); }
-
-void Window::keep_open() { glfwSetWindowShouldClose(window_, GLFW_FALSE); }
-
 bool Window::wait(double seconds) {
+  const double begin = glfwGetTime();
   if (seconds <= 0.0) {
     glfwPollEvents();
-    return true;
+  } else {
+    glfwWaitEventsTimeout(seconds);
   }
-  const double begin = glfwGetTime();
-  glfwWaitEventsTimeout(seconds);
-  return glfwGetTime() - begin < seconds;
+  if (glfwWindowShouldClose(window_) == GLFW_TRUE) {
+    glfwSetWindowShouldClose(window_, GLFW_FALSE);
+    close();
+  }
+  return seconds <= 0.0 || glfwGetTime() - begin < seconds;
 }
 
 void Window::frame(const std::function<void()>& draw, Image* picture) {
@@ -137,7 +105,7 @@ void Window::frame(const std::function<void()>& draw, Image* picture) {
   glViewport(0, 0, width, height);
   glClearColor(0.1F, 0.1F, 0.1F, 1.0F);
   glClear(GL_COLOR_BUFFER_BIT);
-  ImGui_ImplOpenGL3_RenderDrawData(ImGui::GetDrawData());
+  render(*ImGui::GetDrawData());
   if (picture != nullptr) *picture = read_pixels();
   glfwSwapBuffers(window_);
 }
@@ -166,13 +134,6 @@ void Window::set_clipboard(const std::string& text) {
   glfwSetClipboardString(window_, text.c_str());
 }
 
-std::vector<std::string> Window::take_dropped_files() { return std::exchange(dropped_, {}); }
-
 void Window::wake() { glfwPostEmptyEvent(); }
-
-std::string Window::gl_version() const {
-  const auto* version = reinterpret_cast<const char*>(glGetString(GL_VERSION));
-  return version == nullptr ? "unknown" : version;
-}
 
 }  // namespace blockscope

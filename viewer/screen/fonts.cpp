@@ -1,4 +1,4 @@
-#include "viewer/fonts.h"
+#include "viewer/screen/fonts.h"
 
 #include <imgui.h>
 #ifdef BLOCKSCOPE_FONTCONFIG

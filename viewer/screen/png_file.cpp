@@ -1,4 +1,4 @@
-#include "viewer/png_file.h"
+#include "viewer/screen/png_file.h"
 
 #include <fmt/format.h>
 #include <png.h>
