@@ -39,8 +39,8 @@ void check_source(const OpenDocument& document, const OpenDocument& first) {
 std::size_t CalibrationPayload::bytes() const {
   const auto heads = static_cast<std::size_t>(sums->model.layers * sums->model.heads);
   const std::size_t ranges = sums->ranges.size();
-  const std::size_t errors = ranges * ((ranges + 3) / 2 + kRowKinds.size()) *
-                             sizeof(ReuseErrorSums);  // of a tau
+  const std::size_t errors =
+      ranges * ((ranges + 3) / 2 + kRowKinds.size()) * sizeof(ReuseErrorSums);  // of a tau
   return sizeof(*sums) + heads * (ranges * 6 * sizeof(double) + sums->taus.size() * errors);
 }
 

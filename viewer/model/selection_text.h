@@ -1,23 +1,13 @@
-// The selection as text: "sequence=0,block=1,step=4,layer=3,head=2,token=5". The numbers are those
-// of the model and the trace, not slots. In links, '&' takes the place of ','.
+// The selection as text, and back (selection_words.h).
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
+#include "viewer/model/selection_words.h"
 #include "viewer/model/view_model.h"
 
 namespace blockscope {
-
-/// What a text names. `trace` and `panel` are for the viewer: which file, and which panel in front.
-struct SelectionText {
-  std::optional<std::int64_t> sequence, block, step, layer, head, token;
-  std::string trace, panel;
-};
-
-/// Throws UsageError when `text` can't be a selection of any trace.
-SelectionText parse_selection(const std::string& text);
 
 /// `now` with the parts changed that `wanted` names. Throws UsageError if the trace lacks one of
 /// them.

@@ -1,7 +1,6 @@
 #include "viewer/serve/page_input.h"
 
 #include <fmt/format.h>
-#include <imgui.h>
 
 #include <algorithm>
 #include <cmath>
@@ -51,14 +50,6 @@ PageInput size_of(const Json& event) {
   return size;
 }
 
-PageInput key_of(const Json& event) {
-  const std::string name = text(event, 1, 32);
-  for (int key = ImGuiKey_NamedKey_BEGIN; key < ImGuiKey_GamepadStart; ++key) {
-    if (name == ImGui::GetKeyName(static_cast<ImGuiKey>(key))) return KeyPress{key, flag(event, 2)};
-  }
-  refuse(event, "the name of a key");
-}
-
 PageInput event_of(const Json& event) {
   constexpr float kFar = 1e6F;
   if (!event.is_array() || event.empty() || !event[0].is_string()) {
@@ -75,7 +66,7 @@ PageInput event_of(const Json& event) {
     case 'w':
       return PointerWheel{number(event, 1, -1000.0F, 1000.0F), number(event, 2, -1000.0F, 1000.0F)};
     case 'k':
-      return key_of(event);
+      return KeyPress{text(event, 1, 32), flag(event, 2)};
     case 'x':
       return Modifiers{flag(event, 1), flag(event, 2), flag(event, 3)};
     case 't':

@@ -24,7 +24,7 @@ struct PointerWheel {
   float x, y;  ///< lines; positive: to the left, upwards
 };
 struct KeyPress {
-  int key;  ///< an ImGuiKey
+  std::string name;  ///< as Dear ImGui calls the key: "LeftArrow", "A"
   bool down;
 };
 struct Modifiers {

@@ -53,6 +53,13 @@ const char* cursor_name() {
   }
 }
 
+ImGuiKey key_of(const std::string& name) {
+  for (int key = ImGuiKey_NamedKey_BEGIN; key < ImGuiKey_GamepadStart; ++key) {
+    if (name == ImGui::GetKeyName(static_cast<ImGuiKey>(key))) return static_cast<ImGuiKey>(key);
+  }
+  throw Error("a message of the page: expected the name of a key");
+}
+
 std::string json_text(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
@@ -173,9 +180,7 @@ void RemoteScreen::apply(const PageInput& input) {
       io.AddMouseButtonEvent(press.button, press.down);
     }
     void operator()(const PointerWheel& wheel) const { io.AddMouseWheelEvent(wheel.x, wheel.y); }
-    void operator()(const KeyPress& press) const {
-      io.AddKeyEvent(static_cast<ImGuiKey>(press.key), press.down);
-    }
+    void operator()(const KeyPress& press) const { io.AddKeyEvent(key_of(press.name), press.down); }
     void operator()(const Modifiers& modifiers) const {
       io.AddKeyEvent(ImGuiMod_Ctrl, modifiers.control);
       io.AddKeyEvent(ImGuiMod_Shift, modifiers.shift);
