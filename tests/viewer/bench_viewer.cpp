@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "viewer/app.h"
+#include "viewer/screen/png_file.h"
 #include "viewer/screen/window.h"
 
 namespace blockscope {
@@ -237,6 +238,19 @@ int check(const nlohmann::ordered_json& measured) {
   return beyond;
 }
 
+/// As OpenGL draws it, with everything that a person sees.
+void save_picture(const AppOptions& options, const ScreenOptions& screen, const std::string& path) {
+  App app(options, std::make_unique<Window>(screen, false));
+  Image image;
+  for (int quiet = 0; quiet < 5;) {
+    app.frame(0.01, &image);
+    quiet = app.model().overview() == nullptr || app.model().data().busy() ? 0 : quiet + 1;
+  }
+  OutputFile file(path, true);
+  write_png(file, image.width, image.height, image.rgba);
+  file.commit();
+}
+
 }  // namespace
 }  // namespace blockscope
 
@@ -245,13 +259,19 @@ int main(int argc, char** argv) {
   blockscope::AppOptions options;
   blockscope::ScreenOptions screen{.scale = 1.0F};
   bool limits = false;
+  std::string picture;
   flags.add_option("traces", options.traces)->required();
   flags.add_flag("--limits", limits, "exit code 1 beyond generous limits");
   flags.add_option("--select", options.select);
   flags.add_option("--width", screen.width);
   flags.add_option("--height", screen.height);
+  flags.add_option("--picture", picture, "write the window's first picture (PNG), and measure nothing");
   CLI11_PARSE(flags, argc, argv);
   try {
+    if (!picture.empty()) {
+      blockscope::save_picture(options, screen, picture);
+      return 0;
+    }
     const auto measured = blockscope::Bench(options, screen).run();
     std::cout << measured.dump(2) << '\n';
     return limits ? blockscope::check(measured) : 0;
