@@ -127,7 +127,7 @@ void add_report_command(CLI::App& app) {
   add_index("--sequence", options.sequence,
             "Show trajectory and heatmaps of this sequence (default: that of the default block)");
   add_index("--block", options.block,
-            "Show trajectory and heatmaps of this block (default: the one with most steps)");
+            "Show trajectory and heatmaps of this block (default: the one with the most text)");
   command->add_option(
       "--backbone", options.backbone,
       "Also compare with this trace of the backbone, captured with --replay of the trace");

@@ -21,6 +21,13 @@ struct HeatmapChoice {
   std::optional<std::int64_t> head_slot;  ///< unset: heads concatenated, as in the paper
   std::size_t pairs = 6;                  ///< at most; spread evenly over the block's steps
 };
+/// Two adjacent recorded steps.
+struct StepPair {
+  StepRef first, second;
+};
+/// At most `count` pairs of the block, evenly spread; those that token_heatmaps() shows.
+std::vector<StepPair> shown_pairs(const BlockSteps& block, std::size_t count);
+
 /// FlashBlock (arXiv 2602.05305), Fig. 1: token x token similarity of adjacent steps, A_out above
 /// A_in, one column per pair of steps. nullopt if the block has no two adjacent recorded steps.
 std::optional<ReportFigure> token_heatmaps(const TraceReader& trace, const BlockSteps& block,

@@ -50,7 +50,10 @@ std::string slot_tics(const std::string& axis, const std::vector<std::string>& l
   for (std::size_t i = 0; i < labels.size(); i += stride) {
     tics += fmt::format("{}{} {}", tics.empty() ? "" : ", ", gnuplot_text(labels[i]), i);
   }
-  return fmt::format("set {}tics ({})\n", axis, tics);
+  // A comment for readers of the script: the names of all slots.
+  std::string names;
+  for (const std::string& label : labels) names += " " + gnuplot_text(label);
+  return fmt::format("# names {}{}\nset {}tics ({})\n", axis, names, axis, tics);
 }
 
 }  // namespace blockscope

@@ -12,10 +12,6 @@
 namespace blockscope {
 namespace {
 
-struct StepPair {
-  StepRef first, second;
-};
-
 std::vector<StepPair> adjacent_pairs(const BlockSteps& block) {
   std::vector<StepPair> pairs;
   for (std::size_t i = 1; i < block.steps.size(); ++i) {
@@ -45,9 +41,10 @@ std::string script_text(const std::vector<StepPair>& pairs, const Panels& panels
   for (std::size_t i = 0; i < panels.count; ++i) {
     const std::size_t column = panels.column(i);
     script += panels.place(i);
-    script += panels.row(i) == 0 ? fmt::format("set title 'steps {} \u2192 {}' offset 0,-0.7\n",
-                                               pairs[column].first.step, pairs[column].second.step)
-                                 : "unset title\n";
+    // Below the first row the title is a comment, for readers of the script.
+    script += fmt::format("{}set title 'steps {} \u2192 {}' offset 0,-0.7\n",
+                          panels.row(i) == 0 ? "" : "unset title\n# ", pairs[column].first.step,
+                          pairs[column].second.step);
     script += panels.is_lowest(i) ? "set xlabel 'token, step s' offset 0,0.5\nset format x '%g'\n"
                                   : "unset xlabel\nset format x ''\n";
     script += column == 0 ? fmt::format(
@@ -78,6 +75,10 @@ std::optional<std::size_t> head_of(const HeatmapChoice& choice) {
 }
 
 }  // namespace
+
+std::vector<StepPair> shown_pairs(const BlockSteps& block, std::size_t count) {
+  return spread_pairs(adjacent_pairs(block), count);
+}
 
 std::optional<ReportFigure> token_heatmaps(const TraceReader& trace, const BlockSteps& block,
                                            const HeatmapChoice& choice) {

@@ -2,10 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <array>
+#include <nlohmann/json.hpp>
+#include <span>
+
 #include "analysis/figures/svg.h"
 #include "analysis/report/attention_html.h"
+#include "analysis/report/explore.h"
 #include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
+#include "decode_record/base/sha256.h"
 
 namespace blockscope {
 namespace {
@@ -51,6 +57,36 @@ font-size:.85rem}
 color-scheme:light}body{font-size:11pt}main{max-width:none;padding:0}nav{display:none}
 h2,.lead{break-after:avoid}details{display:none}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 )";
+
+/// The digest of the page's script, in base64. The page allows no other script to run, whatever a
+/// token or a prompt contains.
+std::string script_digest() {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  Sha256 digest;
+  digest.update(std::span(reinterpret_cast<const std::uint8_t*>(kExploreScript.data()),
+                          kExploreScript.size()));
+  const std::array<std::uint8_t, 32> bytes = digest.finish();
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    std::uint32_t word = 0;
+    for (std::size_t k = 0; k < 3; ++k) word = word << 8U | (i + k < 32 ? bytes[i + k] : 0U);
+    for (std::size_t k = 0; k < 4; ++k) text += kDigits[word >> (18U - 6U * k) & 63U];
+  }
+  text.back() = '=';  // 32 bytes are two more than a multiple of three
+  return text;
+}
+
+std::string script_html(const ReportPage& page, const std::vector<Figure>& figures) {
+  if (page.explore.empty()) return "";
+  nlohmann::json plots;
+  for (const Figure& figure : figures) plots[figure.name] = plots_of(figure);
+  return fmt::format(
+      "<script type=\"application/json\" id=\"explore-data\">{}</script>\n"
+      "<script type=\"application/json\" id=\"explore-plots\">{}</script>\n"
+      "<script>{}</script>\n",
+      page.explore, script_json(plots), kExploreScript);
+}
 
 std::string table_figure(const ReportTable& table, std::size_t number) {
   return fmt::format(
@@ -128,8 +164,11 @@ std::string page_html(const ReportPage& page, const std::vector<RenderedFigure>&
   std::string html = fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
-      "<title>{}</title>\n<style>\n{}{}</style>\n</head>\n<body>\n<main>\n",
-      escape_markup(page.title), kCss, trajectory_css() + attention_css());
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+      "'unsafe-inline'; script-src 'sha256-{}'\">\n"
+      "<title>{}</title>\n<style>\n{}{}{}</style>\n</head>\n<body>\n<main>\n",
+      script_digest(), escape_markup(page.title), kCss, trajectory_css() + attention_css(),
+      page.explore.empty() ? "" : kExploreStyle);
   html += header_html(page);
   PartWriter write(rendered);
   for (const ReportSection& section : page.sections) {
@@ -139,8 +178,8 @@ std::string page_html(const ReportPage& page, const std::vector<RenderedFigure>&
     for (const ReportPart& part : section.parts) html += std::visit(write, part);
     html += "</section>\n";
   }
-  html +=
-      fmt::format("<footer>{}</footer>\n</main>\n</body>\n</html>\n", escape_markup(page.footer));
+  html += fmt::format("<footer>{}</footer>\n</main>\n{}</body>\n</html>\n",
+                      escape_markup(page.footer), script_html(page, figures_of(page)));
   return html;
 }
 

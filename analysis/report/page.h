@@ -1,5 +1,6 @@
-// The report as one HTML file with style, figures and tables inside. It loads no other file and
-// runs no script, so it opens on any machine, prints, and has light and dark colours.
+// The report as one HTML file with style, figures, tables and a script inside. It loads no other
+// file, so it opens on any machine. Without scripts and in print it shows everything but what the
+// script adds. It has light and dark colours.
 #pragma once
 
 #include <string>
@@ -31,6 +32,7 @@ struct ReportPage {
   std::vector<std::pair<std::string, std::string>> facts;  ///< what ran: names and values
   std::vector<ReportSection> sections;
   std::string footer;
+  std::string explore;  ///< script_json(explore_data()); empty: a page without a script
 };
 
 /// All figures of the page, in order. In page_html(), rendered[i] belongs to the i-th.

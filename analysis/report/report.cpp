@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "analysis/pass/damage.h"
+#include "analysis/report/explore.h"
 #include "analysis/report/facts.h"
 #include "analysis/report/report_metrics.h"
 #include "analysis/report/sections.h"
+#include "analysis/report/trajectory.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/text.h"
 
@@ -45,38 +49,35 @@ std::vector<std::int64_t> sequences_of(const std::vector<BlockSteps>& blocks) {
   return sequences;
 }
 
-/// Number of distinct tokens that the block decided. Padding after the end of a text has few.
-std::size_t distinct_tokens(const TraceReader& trace, const BlockSteps& block) {
-  std::set<std::int64_t> tokens;
+/// Tokens that the block decided, without those that end the text.
+std::vector<std::int64_t> real_text(const TraceReader& trace, const BlockSteps& block) {
+  std::vector<std::int64_t> tokens;
   for (const StepRef& step : block.steps) {
     for (const SequenceDelta& delta : trace.delta(step.row).rows) {
-      tokens.insert(delta.decoded_tokens.begin(), delta.decoded_tokens.end());
+      for (const std::int64_t token : delta.decoded_tokens) {
+        if (!ends_text(trace, token)) tokens.push_back(token);
+      }
     }
   }
-  return tokens.size();
+  return tokens;
 }
 
-/// The block with the most recorded steps. A tie is decided by the most distinct tokens, then by
-/// the place nearest the middle.
+/// The block with the most real text, among those with two recorded steps if there are any. A tie
+/// is decided by the most recorded steps, then by the most distinct tokens, then by the place
+/// nearest the middle.
 std::size_t richest_block(const TraceReader& trace, const std::vector<BlockSteps>& blocks) {
-  const auto recorded = [](const BlockSteps& block) {
-    return std::ranges::count_if(block.steps, &StepRef::recorded);
-  };
-  std::ptrdiff_t most = 0;
-  for (const BlockSteps& block : blocks) most = std::max(most, recorded(block));
-  const auto rank = [&](std::size_t i) {
-    const double off = std::abs(static_cast<double>(i) - static_cast<double>(blocks.size()) / 2.0);
-    return std::pair(distinct_tokens(trace, blocks[i]), -off);
-  };
+  using Rank = std::tuple<bool, std::size_t, std::ptrdiff_t, std::size_t, double>;
   std::size_t best = 0;
-  std::pair<std::size_t, double> best_rank(0, -std::numeric_limits<double>::infinity());
+  Rank best_rank(false, 0, -1, 0, 0.0);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (recorded(blocks[i]) < most) continue;
-    const auto of_block = rank(i);
-    if (of_block > best_rank) {
-      best = i;
-      best_rank = of_block;
-    }
+    const std::vector<std::int64_t> text = real_text(trace, blocks[i]);
+    const std::ptrdiff_t recorded = std::ranges::count_if(blocks[i].steps, &StepRef::recorded);
+    const double off = std::abs(static_cast<double>(i) - static_cast<double>(blocks.size()) / 2.0);
+    const Rank rank(recorded > 1, text.size(), recorded, std::set(text.begin(), text.end()).size(),
+                    -off);
+    if (rank <= best_rank) continue;
+    best = i;
+    best_rank = rank;
   }
   return best;
 }
@@ -157,6 +158,8 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   page.sections.push_back(decoding_section(metrics));
   if (!options.own.empty()) page.sections.push_back(own_section(options.own));
   page.sections.push_back(methods_section(metrics));
+  const nlohmann::json explore = explore_data(traces, blocks[0], choice, metrics);
+  if (!explore.is_null()) page.explore = script_json(explore);
   page.footer = "Made by blockscope report. This page loads nothing from other files or sites.";
   return page;
 }

@@ -18,7 +18,7 @@ struct ReportOptions {
   std::string title;  ///< empty: "What <model> did, step by step"
   /// What the pictures of one block show, in the numbers of the model and the trace. Unset: the
   /// middle recorded layer, all heads together, and the block of the first trace with the most
-  /// steps. A tie is decided by the most distinct tokens, then by the place nearest the middle.
+  /// real text, without tokens that end a text. A tie is decided by the most recorded steps.
   std::optional<std::int64_t> layer, head, sequence, block;
   std::string backbone;           ///< trace of the backbone, captured with --replay; empty: none
   std::vector<MetricResult> own;  ///< results of metrics that are not built in

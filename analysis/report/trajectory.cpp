@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <string_view>
 
 #include "analysis/figures/gnuplot.h"
 #include "decode_record/base/error.h"
@@ -99,6 +101,17 @@ TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block)
     add_step(trace, step, prompt_length, trajectory);
   }
   return trajectory;
+}
+
+bool ends_text(const TraceReader& trace, std::int64_t token) {
+  // Traces do not record the ids of these tokens, so their usual texts tell them.
+  static constexpr std::array<std::string_view, 16> kEnds{
+      "<|endoftext|>", "<|im_end|>",  "</s>",    "<eos>",
+      "<|eos|>",       "<|eot_id|>",  "<|end|>", "<|end_of_text|>",
+      "<|return|>",    "[EOS]",       "<pad>",   "<|pad|>",
+      "[PAD]",         "<|fim_pad|>", "<|eot|>", "<|endofsentence|>"};
+  if (token < 0 || trace.num_pieces() == 0) return false;
+  return std::ranges::find(kEnds, trace.piece(token)) != kEnds.end();
 }
 
 std::string token_text(const TraceReader& trace, std::int64_t token) {

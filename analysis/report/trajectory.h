@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "analysis/pass/block_index.h"
@@ -35,6 +36,9 @@ TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block)
 /// that are not text. "#17" if the trace has no vocabulary.
 std::string token_text(const TraceReader& trace, std::int64_t token);
 
+/// Whether the token ends a text or fills up after its end: "<|endoftext|>", "</s>" and the like.
+bool ends_text(const TraceReader& trace, std::int64_t token);
+
 struct TrajectoryLimits {
   std::size_t blocks = 4;          ///< drawn
   std::size_t positions = 64;      ///< per block
@@ -42,7 +46,13 @@ struct TrajectoryLimits {
   std::size_t prompt_tokens = 60;  ///< shown from the end of the prompt
 };
 
-/// `blocks`: all blocks of the sequence, in order. `shown`: the first block to draw. The text says
+/// Names and values, plain text: name, prompt, generated text, expected answer, score.
+std::vector<std::pair<std::string, std::string>> sequence_facts(const TraceReader& trace,
+                                                                const SequenceInfo& sequence,
+                                                                const TrajectoryLimits& limits);
+
+/// Neighbouring positions that all end the text are one row. `blocks`: all blocks of the sequence,
+/// in order. `shown`: the first block to draw. The text says
 /// what is left out.
 std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSteps>& blocks,
                             std::size_t shown, const TrajectoryLimits& limits = {});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 
 #include "analysis/figures/palette.h"
 #include "analysis/figures/svg.h"
@@ -35,6 +36,31 @@ std::string chip(const TraceReader& trace, const TrajectoryPosition& item) {
 std::string run_of_cells(std::string_view css_class, std::int32_t count) {
   if (count <= 0) return "";
   return fmt::format("<td class=\"{}\" colspan=\"{}\"></td>", css_class, count);
+}
+
+/// The end of the run of positions from `first` that all end the text; first + 1 without one.
+std::size_t run_end(const TraceReader& trace, const TrajectoryBlock& block, std::size_t first,
+                    std::size_t rows) {
+  std::size_t end = first;
+  while (end < rows && block.positions[end].step > 0 &&
+         ends_text(trace, block.positions[end].token)) {
+    ++end;
+  }
+  return std::max(end, first + 1);
+}
+
+/// One mark for a run of tokens that end the text, at the first step that decided one.
+std::string run_row(const TraceReader& trace, std::span<const TrajectoryPosition> run,
+                    std::int32_t steps) {
+  const auto [first, last] = std::ranges::minmax(run, {}, &TrajectoryPosition::step);
+  const std::int32_t column = std::min(first.step, steps);
+  return fmt::format(
+             "<tr><th scope=\"row\">{}\u2013{}</th>{}<td class=\"token\"><bdi class=\"known\" "
+             "title=\"positions {} to {}, steps {} to {}\">{} \u00d7 {}</bdi></td>",
+             run.front().position, run.back().position, run_of_cells("mask", column - 1),
+             run.front().position, run.back().position, first.step, last.step,
+             escape_markup(token_text(trace, run.front().token)), run.size()) +
+         run_of_cells("settled", steps - column) + "<td class=\"room\"></td></tr>\n";
 }
 
 std::string position_row(const TraceReader& trace, const TrajectoryPosition& item,
@@ -71,7 +97,11 @@ std::string block_table(const TraceReader& trace, const TrajectoryBlock& block,
     html += fmt::format("<th scope=\"col\">{}</th>", step);
   }
   html += "<th class=\"room\"></th></tr></thead><tbody>\n";
-  for (std::size_t i = 0; i < rows; ++i) html += position_row(trace, block.positions[i], steps);
+  for (std::size_t i = 0, end = 0; i < rows; i = end) {
+    end = run_end(trace, block, i, rows);
+    html += end == i + 1 ? position_row(trace, block.positions[i], steps)
+                         : run_row(trace, std::span(block.positions).subspan(i, end - i), steps);
+  }
   return html + "</tbody></table>\n";
 }
 
@@ -88,24 +118,11 @@ std::string prompt_end(const TraceReader& trace, const SequenceInfo& sequence,
   return first > 0 ? fmt::format("\u2026 {}", text) : text;
 }
 
-std::string definition(std::string_view name, std::string_view text) {
-  return fmt::format("<dt>{}</dt><dd><bdi>{}</bdi></dd>\n", escape_markup(name),
-                     escape_markup(text));
-}
-
-std::string sequence_facts(const TraceReader& trace, const SequenceInfo& sequence,
-                           const TrajectoryLimits& limits) {
+std::string facts_html(const std::vector<std::pair<std::string, std::string>>& facts) {
   std::string html = "<dl class=\"facts\">\n";
-  if (!sequence.name.empty()) html += definition("Sequence", sequence.name);
-  html += definition(
-      "Prompt",
-      fmt::format("{} ({})", prompt_end(trace, sequence, limits.prompt_tokens),
-                  counted(static_cast<std::int64_t>(sequence.prompt.size()), "token", "tokens")));
-  html += definition("Generated", sequence.text.empty() ? "(no text yet)" : sequence.text);
-  if (!sequence.answer.empty()) html += definition("Expected", sequence.answer);
-  if (std::isfinite(sequence.score)) {
-    html += definition(sequence.metric.empty() ? "Score" : sequence.metric,
-                       report_number(static_cast<double>(sequence.score), 2));
+  for (const auto& [name, text] : facts) {
+    html += fmt::format("<dt>{}</dt><dd><bdi>{}</bdi></dd>\n", escape_markup(name),
+                        escape_markup(text));
   }
   return html + "</dl>\n";
 }
@@ -137,6 +154,24 @@ std::array<int, 3> viridis_at(double share) {
 
 }  // namespace
 
+std::vector<std::pair<std::string, std::string>> sequence_facts(const TraceReader& trace,
+                                                                const SequenceInfo& sequence,
+                                                                const TrajectoryLimits& limits) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  if (!sequence.name.empty()) facts.emplace_back("Sequence", sequence.name);
+  facts.emplace_back(
+      "Prompt",
+      fmt::format("{} ({})", prompt_end(trace, sequence, limits.prompt_tokens),
+                  counted(static_cast<std::int64_t>(sequence.prompt.size()), "token", "tokens")));
+  facts.emplace_back("Generated", sequence.text.empty() ? "(no text yet)" : sequence.text);
+  if (!sequence.answer.empty()) facts.emplace_back("Expected", sequence.answer);
+  if (std::isfinite(sequence.score)) {
+    facts.emplace_back(sequence.metric.empty() ? "Score" : sequence.metric,
+                       report_number(static_cast<double>(sequence.score), 2));
+  }
+  return facts;
+}
+
 std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSteps>& blocks,
                             std::size_t shown, const TrajectoryLimits& limits) {
   if (blocks.empty()) return html_paragraph("The trace has no denoising steps.", "note");
@@ -145,8 +180,9 @@ std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSte
   const std::size_t latest = blocks.size() - std::min(blocks.size(), limits.blocks);
   const std::size_t first = std::min(shown, latest);
   const std::size_t last = std::min(blocks.size(), first + limits.blocks);
-  std::string html = sequence_facts(trace, sequence, limits) + legend();
-  html += "<div class=\"trajectories\">\n";
+  std::string html = "<div class=\"still\">\n" +
+                     facts_html(sequence_facts(trace, sequence, limits)) + legend() +
+                     "<div class=\"trajectories\">\n";
   for (std::size_t i = first; i < last; ++i) {
     html += block_table(trace, trajectory_of(trace, blocks[i]), limits);
   }
@@ -158,7 +194,7 @@ std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSte
                     blocks.size()),
         "note");
   }
-  return html;
+  return html + "</div>\n";
 }
 
 std::string trajectory_css() {

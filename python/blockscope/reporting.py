@@ -63,7 +63,7 @@ def report(
         traces: a path, a `Trace`, or several.
         title: the title of the page; empty: a default title.
         layer, head, sequence, block: shown in the heatmaps and the trajectory. None: the middle recorded layer, all
-            heads together, and the block with the most steps.
+            heads together, and the block with the most text.
         backbone: trace of the autoregressive backbone, captured with --replay of this one.
         metrics: own metrics (`blockscope.metric`), by function or name, that the page shows too.
         threads, progress: as in `analyze`.

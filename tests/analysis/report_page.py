@@ -1,11 +1,13 @@
 """A report page as the tests read it: html.parser only, and errors for anything a browser would have
 to guess."""
 
+import base64
+import hashlib
 import html.parser
 import re
 
 VOID = {"meta", "br", "img", "hr", "col", "link", "input"}
-FORBIDDEN = {"script", "link", "iframe", "object", "embed", "img", "form", "base"}
+FORBIDDEN = {"link", "iframe", "object", "embed", "img", "form", "base"}
 
 
 class Page(html.parser.HTMLParser):
@@ -16,6 +18,7 @@ class Page(html.parser.HTMLParser):
         self.source = text
         self.stack, self.ids, self.figures, self.texts = [], [], {}, []
         self.references = []
+        self.scripts = 0
         self.figure = self.row = None
         self.feed(text)
         self.close()
@@ -23,7 +26,10 @@ class Page(html.parser.HTMLParser):
         assert len(self.ids) == len(set(self.ids)), "an id is there twice"
 
     def handle_starttag(self, tag, attributes):
-        assert tag not in FORBIDDEN, f"<{tag}> on a page that loads nothing and runs nothing"
+        assert tag not in FORBIDDEN, f"<{tag}> on a page that loads nothing"
+        if tag == "script":
+            assert not attributes or dict(attributes).get("type") == "application/json", attributes
+            self.scripts += not attributes
         for name, value in attributes:
             assert not name.startswith("on"), f"{name} on <{tag}>: scripts don't belong here"
             if name in ("src", "href", "action", "data"):
@@ -58,7 +64,7 @@ class Page(html.parser.HTMLParser):
             self.row = None
 
     def handle_data(self, data):
-        if "style" in self.stack:
+        if "style" in self.stack or "script" in self.stack:
             return
         self.texts.append(data)
         if self.figure is not None and "figcaption" in self.stack:
@@ -77,6 +83,12 @@ def check_self_contained(page):
     for match in re.finditer(r"url\(\s*['\"]?([^)]*)", page.source):
         assert match.group(1).startswith(("data:", "#")), match.group(0)
     assert "@import" not in page.source
+    # Its one script is the only one that a browser runs, whatever tokens and titles contain.
+    policy = re.search(r"Content-Security-Policy\" content=\"([^\"]*)", page.source).group(1)
+    allowed = re.fullmatch(r"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-(\S+)'", policy)
+    script = re.findall(r"<script>(.*?)</script>", page.source, re.DOTALL)[-1]
+    assert page.scripts == 1 and \
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() == allowed.group(1)
     assert not re.search(r"(?:src|href)\s*=\s*['\"]?\s*(?:https?:)?//", page.source)
 
 

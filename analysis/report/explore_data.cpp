@@ -1,0 +1,264 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "analysis/figures/palette.h"
+#include "analysis/metrics/token_similarity.h"
+#include "analysis/pass/exact_values.h"
+#include "analysis/report/explore.h"
+#include "analysis/report/explore_attention.h"
+#include "analysis/report/explore_values.h"
+#include "analysis/report/trajectory.h"
+#include "decode_record/base/error.h"
+
+namespace blockscope {
+namespace {
+
+using nlohmann::json;
+
+json confidence_json(float confidence) {
+  if (!std::isfinite(confidence)) return nullptr;
+  return std::round(double{confidence} * 1000.0) / 1000.0;
+}
+
+/// How one block was decoded: by position its token, step and confidence.
+json block_json(const TraceReader& trace, const BlockSteps& block, TokenTexts& texts) {
+  const TrajectoryBlock trajectory = trajectory_of(trace, block);
+  json tokens = json::array();
+  json steps = json::array();
+  json confidences = json::array();
+  json positions = json::array();
+  for (const TrajectoryPosition& item : trajectory.positions) {
+    positions.push_back(item.position);
+    tokens.push_back(item.token < 0 ? -1 : static_cast<std::int64_t>(texts.index(item.token)));
+    steps.push_back(item.step);
+    confidences.push_back(confidence_json(item.confidence));
+  }
+  return {{"sequence", block.sequence}, {"block", block.block}, {"steps", trajectory.num_steps},
+          {"positions", positions},     {"tokens", tokens},     {"decided", steps},
+          {"confidence", confidences}};
+}
+
+json sequence_json(const TraceReader& trace, std::int64_t index) {
+  const SequenceInfo sequence = trace.sequence(index);
+  json facts = json::array();
+  for (const auto& [name, value] : sequence_facts(trace, sequence, {})) {
+    facts.push_back({name, printable_utf8(value)});
+  }
+  return {{"sequence", index}, {"name", printable_utf8(sequence.name)}, {"facts", facts}};
+}
+
+/// Blocks in the order in which they get a share of the page: the shown one, then the others of
+/// its sequence, then the rest.
+std::vector<BlockSteps> by_interest(const std::vector<BlockSteps>& blocks,
+                                    const PictureChoice& choice) {
+  std::vector<BlockSteps> sorted = blocks;
+  if (choice.blocks.empty()) return sorted;
+  const BlockSteps& shown = choice.blocks[choice.block];
+  std::ranges::stable_sort(sorted, {}, [&](const BlockSteps& block) {
+    if (block.sequence != shown.sequence) return 2;
+    return block.block == shown.block ? 0 : 1;
+  });
+  return sorted;
+}
+
+/// Means of an array by layer, head and `x`; the last layer and the last head are means over all.
+json curves_json(const std::vector<const ResultArray*>& arrays, const std::string& x) {
+  json values = json::array();
+  for (const ResultArray* array : arrays) {
+    const ResultArray each = mean_over_others(*array, {"layer", "head", x});
+    const ResultArray layers = mean_over_others(*array, {"layer", x});
+    const ResultArray heads = mean_over_others(*array, {"head", x});
+    const ResultArray all = mean_over_others(*array, {x});
+    const std::size_t length = all.values.size();
+    std::vector<double> cells;
+    const auto take = [&](const ResultArray& of, std::size_t row) {
+      const auto begin = of.values.begin() + static_cast<std::ptrdiff_t>(row * length);
+      cells.insert(cells.end(), begin, begin + static_cast<std::ptrdiff_t>(length));
+    };
+    const std::size_t num_heads = each.axes[1].size();
+    for (std::size_t layer = 0; layer < each.axes[0].size(); ++layer) {
+      for (std::size_t head = 0; head < num_heads; ++head) take(each, layer * num_heads + head);
+      take(layers, layer);
+    }
+    for (std::size_t head = 0; head < num_heads; ++head) take(heads, head);
+    take(all, 0);
+    values.push_back(coded(cells));
+  }
+  return values;
+}
+
+struct HeadCurves {
+  const char* metric;
+  const char* figure;  ///< that the curves replace
+  std::vector<std::string> arrays, names, colors;
+  const char* x;
+  const char* x_label;
+  const char* y_label;
+};
+
+json curves_by_head(const ReportMetrics& metrics, const ExploreLimits& limits, json& left_out) {
+  const std::vector<HeadCurves> all{{"similarity",
+                                     "similarity-over-steps",
+                                     {"similarity_external", "similarity_internal"},
+                                     {"A_out", "A_in"},
+                                     {std::string(kExternalColor), std::string(kInternalColor)},
+                                     "step",
+                                     "step s of the pair s, s+1",
+                                     "mean cosine"},
+                                    {"distance",
+                                     "distance",
+                                     {"by_distance"},
+                                     {""},
+                                     {std::string(kLineColors[0])},
+                                     "distance",
+                                     "distance of the key in positions (-: before the block)",
+                                     "share of the weight"},
+                                    {"distance",
+                                     "offset",
+                                     {"by_offset"},
+                                     {""},
+                                     {std::string(kLineColors[0])},
+                                     "offset",
+                                     "position of the key minus that of the query",
+                                     "share of the weight"}};
+  json curves = json::object();
+  std::size_t points = 0;
+  for (const HeadCurves& one : all) {
+    const MetricResult* result = metrics.find(one.metric);
+    if (result == nullptr) continue;
+    std::vector<const ResultArray*> arrays;
+    for (const std::string& name : one.arrays) arrays.push_back(&result->array(name));
+    std::size_t size = 0;
+    for (const ResultArray* array : arrays) size += array->values.size();
+    if (points + size > limits.points) {
+      left_out.push_back(fmt::format("the curves of \"{}\" by layer and head", one.figure));
+      continue;
+    }
+    points += size;
+    const ResultAxis& along = arrays[0]->axes[arrays[0]->axis(one.x)];
+    curves[one.figure] = {{"names", one.names},
+                          {"colors", one.colors},
+                          {"x", one.x_label},
+                          {"y", one.y_label},
+                          {"places", along.index},
+                          {"values", curves_json(arrays, one.x)},
+                          {"even", std::string_view(one.x) == "distance"}};
+  }
+  return curves;
+}
+
+/// The heatmaps of one layer and head (-1: all heads) of the shown block.
+json heatmaps_of(const TraceReader& trace, const BlockSteps& block,
+                 const std::vector<StepPair>& pairs, std::size_t layer,
+                 std::optional<std::size_t> head) {
+  json token = json::array();
+  json step = json::array();
+  for (const Field field : {exact_fields(trace).external, Field::attention_internal}) {
+    for (const StepPair& pair : pairs) {
+      token.push_back(coded(
+          token_similarity(trace, field, pair.first.row, pair.second.row, layer, head).values));
+    }
+    step.push_back(coded(step_similarity(trace, field, block, layer, head).values));
+  }
+  return {{"token", token}, {"step", step}};
+}
+
+json heatmaps_by_head(const TraceReader& trace, const PictureChoice& choice,
+                      const ExploreLimits& limits, json& left_out) {
+  const TraceMeta& meta = trace.info().meta;
+  if (choice.blocks.empty() || meta.level < RecordLevel::outputs) return nullptr;
+  const BlockSteps& block = choice.blocks[choice.block];
+  const std::vector<StepPair> pairs = shown_pairs(block, choice.heatmap.pairs);
+  if (pairs.empty()) return nullptr;
+  json steps = json::array();
+  for (const StepPair& pair : pairs) steps.push_back({pair.first.step, pair.second.step});
+  const auto positions = static_cast<std::size_t>(meta.block_length);
+  const std::size_t cells =
+      2 * (pairs.size() * positions * positions + block.steps.size() * block.steps.size());
+  // All heads together first, then single heads, those of the shown layer before the others.
+  std::vector<std::pair<std::size_t, std::optional<std::size_t>>> wanted;
+  for (std::size_t layer = 0; layer < meta.layers.size(); ++layer) wanted.push_back({layer, {}});
+  const auto shown = static_cast<std::size_t>(choice.heatmap.layer_slot);
+  for (std::size_t i = 0; i < meta.layers.size(); ++i) {
+    const std::size_t layer = i == 0 ? shown : i <= shown ? i - 1 : i;
+    for (std::size_t head = 0; head < meta.heads.size(); ++head) wanted.push_back({layer, head});
+  }
+  json maps = json::object();
+  const std::size_t count =
+      std::min(wanted.size(), limits.cosines / std::max<std::size_t>(1, cells));
+  try {
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& [layer, head] = wanted[i];
+      maps[choice_key(layer, head)] = heatmaps_of(trace, block, pairs, layer, head);
+    }
+  } catch (const TraceError&) {
+    return nullptr;  // captured with a policy that leaves no exact values; the page says so
+  }
+  if (count < wanted.size()) {
+    left_out.push_back(fmt::format("heatmaps of {} of {} choices of layer and head",
+                                   wanted.size() - count, wanted.size()));
+  }
+  return {{"pairs", steps}, {"block", block.block}, {"sequence", block.sequence}, {"maps", maps}};
+}
+
+}  // namespace
+
+json explore_data(const TraceGroup& traces, const std::vector<BlockSteps>& blocks,
+                  const PictureChoice& choice, const ReportMetrics& metrics,
+                  const ExploreLimits& limits) {
+  const TraceReader& trace = traces.trace(0);
+  const TraceMeta& meta = trace.info().meta;
+  if (choice.blocks.empty()) return nullptr;
+  TokenTexts texts(trace);
+  json left_out = json::array();
+  std::vector<BlockSteps> held;
+  std::size_t positions = 0;
+  for (const BlockSteps& block : by_interest(blocks, choice)) {
+    positions += static_cast<std::size_t>(meta.block_length);
+    if (!held.empty() && positions > limits.positions) break;
+    held.push_back(block);
+  }
+  if (held.size() < blocks.size()) {
+    left_out.push_back(fmt::format("{} of {} blocks", blocks.size() - held.size(), blocks.size()));
+  }
+  json data;
+  const AttentionOverText attention =
+      attention_over_text(trace, held, choice, metrics.find("heads"), limits.weights, texts);
+  if (!attention.left_out.empty()) left_out.push_back(attention.left_out);
+  data["attention"] = attention.json;
+  data["heatmaps"] = heatmaps_by_head(trace, choice, limits, left_out);
+  data["curves"] = curves_by_head(metrics, limits, left_out);
+  std::ranges::stable_sort(
+      held, {}, [](const BlockSteps& block) { return std::pair(block.sequence, block.block); });
+  json decoded = json::array();
+  std::map<std::int64_t, json> sequences;
+  for (const BlockSteps& block : held) {
+    decoded.push_back(block_json(trace, block, texts));
+    if (!sequences.contains(block.sequence)) {
+      sequences[block.sequence] = sequence_json(trace, block.sequence);
+    }
+  }
+  data["blocks"] = decoded;
+  for (const auto& [index, sequence] : sequences) data["sequences"].push_back(sequence);
+  data["layers"] = meta.layers;
+  data["heads"] = meta.heads;
+  const BlockSteps& shown = choice.blocks[choice.block];
+  data["shown"] = {{"sequence", shown.sequence},
+                   {"block", shown.block},
+                   {"layer", meta.layers[static_cast<std::size_t>(choice.heatmap.layer_slot)]}};
+  if (choice.heatmap.head_slot) {
+    data["shown"]["head"] = meta.heads[static_cast<std::size_t>(*choice.heatmap.head_slot)];
+  }
+  data["texts"] = texts.texts();
+  data["ends"] = texts.ends();
+  data["viridis"] = kViridis;
+  data["left_out"] = left_out;
+  return data;
+}
+
+}  // namespace blockscope
