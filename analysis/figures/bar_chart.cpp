@@ -7,6 +7,13 @@
 
 namespace blockscope {
 
+void look_like_methods(std::vector<BarSeries>& series) {
+  std::vector<std::string> names;
+  for (const BarSeries& one : series) names.push_back(one.title);
+  const std::vector<LineLook> looks = method_looks(names);
+  for (std::size_t i = 0; i < series.size(); ++i) series[i].color = looks[i].color;
+}
+
 std::string bar_commands(const BarChart& chart, const std::string& file) {
   const double width = 0.8 / static_cast<double>(chart.series.size());
   std::string script = fmt::format(
@@ -20,7 +27,9 @@ std::string bar_commands(const BarChart& chart, const std::string& file) {
     script += fmt::format(
         "{}'{}' using ($1+{:.6f}):{} with boxes linecolor rgb '{}' "
         "title '{}'",
-        s == 0 ? "" : ", \\\n  ", file, offset, s + 2, kLineColors[s % kLineColors.size()],
+        s == 0 ? "" : ", \\\n  ", file, offset, s + 2,
+        chart.series[s].color.empty() ? kLineColors[s % kLineColors.size()]
+                                      : std::string_view(chart.series[s].color),
         chart.series[s].title);
   }
   return script + "\n";

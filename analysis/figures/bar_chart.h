@@ -12,6 +12,7 @@ namespace blockscope {
 struct BarSeries {
   std::string title;           ///< enhanced text
   std::vector<double> values;  ///< [groups]; NaN: no bar
+  std::string color = {};      ///< empty: the next of kLineColors
 };
 
 struct BarChart {
@@ -21,6 +22,9 @@ struct BarChart {
   std::vector<BarSeries> series = {};
   std::size_t most_labels = 24;  ///< of the groups; with more groups, every n-th has a label
 };
+
+/// Gives bars the colours of the methods that their titles name.
+void look_like_methods(std::vector<BarSeries>& series);
 
 /// Commands of one plot; the data file is `file`, a line per group.
 std::string bar_commands(const BarChart& chart, const std::string& file);

@@ -191,9 +191,20 @@ std::optional<ReportFigure> draft_speedup(const MetricResult& result) {
       static_cast<std::size_t>(std::ranges::max_element(speedup->values) - speedup->values.begin());
   LineChart left{.x_label = "block length", .y_label = "tokens/s relative to the target alone"};
   left.curves = curves_of(*speedup, "block_length", "", "");
-  left.curves.push_back(
-      {"", {lengths.index.front(), lengths.index.back()}, {1.0, 1.0}, "#8C8C8C", 0.0});
-  left.curves.push_back({"", {lengths.index[best]}, {speedup->values[best]}, "#D55E00", 1.2});
+  left.curves.push_back({"",
+                         {lengths.index.front(), lengths.index.back()},
+                         {1.0, 1.0},
+                         std::string(okabe_ito::kGrey),
+                         0,
+                         0,
+                         0.0});
+  left.curves.push_back({"",
+                         {lengths.index[best]},
+                         {speedup->values[best]},
+                         std::string(okabe_ito::kVermilion),
+                         0,
+                         0,
+                         1.2});
   left.y_upper = round_up_to(std::max(1.0, range_of(*speedup).greatest));
   const ResultArray& draft = result.array("draft_time");
   const ResultArray& target = result.array("target_time");

@@ -21,9 +21,9 @@ std::string figure_style() {
       "set format '%g'\n";
   for (std::size_t i = 0; i < kLineColors.size(); ++i) {
     style += fmt::format(
-        "set linetype {} linecolor rgb '{}' linewidth 2 pointtype 7 "
-        "pointsize 0.45\n",
-        i + 1, kLineColors[i]);
+        "set linetype {} linecolor rgb '{}' linewidth 2 pointtype {} "
+        "pointsize 0.6\n",
+        i + 1, kLineColors[i], line_look(i).point);
   }
   style += "set palette maxcolors 256 defined (";
   for (std::size_t i = 0; i < kViridis.size(); ++i) {

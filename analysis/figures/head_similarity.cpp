@@ -38,7 +38,7 @@ std::string plot_command(std::size_t index) {
   return fmt::format(
       "plot {0} using ($1-0.14):2:(0.28):($3-$2) with vectors nohead linewidth 1 "
       "linecolor rgb '#909090', \\\n"
-      "  {0} using ($1-0.14):2 with points pointtype 7 pointsize 0.8 linecolor rgb '{1}' "
+      "  {0} using ($1-0.14):2 with points pointtype 5 pointsize 0.7 linecolor rgb '{1}' "
       "title 'A_{{in}}', \\\n"
       "  {0} using ($1+0.14):3 with points pointtype 7 pointsize 0.8 linecolor rgb '{2}' "
       "title 'A_{{out}}'\n",
@@ -107,8 +107,10 @@ std::vector<ReportFigure> head_similarity(const MetricResult& result) {
         parts == 1 ? "head-similarity" : fmt::format("head-similarity-{}", part + 1);
     part_of.figure.title = "Cross-step similarity per layer and head";
     part_of.figure.caption = fmt::format(
-        "Mean cosine between adjacent denoising steps, per query head. Blue: A_out, attention to "
-        "the prefix. Orange: A_in, attention inside the block. A grey line joins the two of a "
+        "Mean cosine between adjacent denoising steps, per query head. Blue circles: A_out, "
+        "attention to "
+        "the prefix. Orange squares: A_in, attention inside the block. A grey line joins the two "
+        "of a "
         "head. The y axis starts at {:g}, not at 0. Layers {}\u2013{} of {}. n = {} step-to-step "
         "comparisons of a position for A_out, {} for A_in, over all layers and heads. As "
         "FlashBlock (arXiv 2602.05305), Fig. 5.",

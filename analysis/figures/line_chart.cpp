@@ -32,6 +32,17 @@ std::string x_range(const LineChart& chart) {
 
 }  // namespace
 
+void look_like_methods(std::vector<Curve>& curves) {
+  std::vector<std::string> names;
+  for (const Curve& curve : curves) names.push_back(curve.title);
+  const std::vector<LineLook> looks = method_looks(names);
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    curves[i].color = looks[i].color;
+    curves[i].point = looks[i].point;
+    curves[i].dash = looks[i].dash;
+  }
+}
+
 bool has_values(const Curve& curve) {
   return std::ranges::any_of(curve.y, [](double y) { return std::isfinite(y); });
 }
@@ -45,16 +56,15 @@ std::string chart_commands(const LineChart& chart, const std::string& file) {
   script += "plot ";
   for (std::size_t i = 0; i < chart.curves.size(); ++i) {
     const Curve& curve = chart.curves[i];
-    const std::string_view color =
-        curve.color.empty() ? kLineColors[i % kLineColors.size()] : std::string_view(curve.color);
-    // With more curves than colours, the next ones are dashed.
-    const int dash = i < kLineColors.size() ? 1 : 2;
-    const std::string markers =
-        curve.point_size > 0.0 ? fmt::format(" pointtype 7 pointsize {}", curve.point_size) : "";
-    script += fmt::format(
-        "{}'{}' index {} using 1:2 with {} dashtype {} linecolor rgb '{}' linewidth 2{} title '{}'",
-        i == 0 ? "" : ", \\\n  ", file, i, markers.empty() ? "lines" : "linespoints", dash, color,
-        markers, curve.title);
+    LineLook look = line_look(i);
+    if (!curve.color.empty()) look.color = curve.color;
+    if (curve.point != 0) look.point = curve.point;
+    if (curve.dash != 0) look.dash = curve.dash;
+    const bool markers = curve.point_size > 0.0;
+    script +=
+        fmt::format("{}'{}' index {} using 1:2 with {} {}{} title '{}'", i == 0 ? "" : ", \\\n  ",
+                    file, i, markers ? "linespoints" : "lines", look_commands(look, markers),
+                    markers ? fmt::format(" pointsize {}", curve.point_size) : "", curve.title);
   }
   return script + "\n";
 }

@@ -12,12 +12,17 @@
 namespace blockscope {
 
 struct Curve {
-  std::string title;         ///< enhanced text: "A_{out}", "k = 32"
-  std::vector<double> x;     ///< ascending
-  std::vector<double> y;     ///< NaN: no terms
-  std::string color = "";    ///< empty: the next of kLineColors
-  double point_size = 0.45;  ///< 0: a line without markers
+  std::string title;        ///< enhanced text: "A_{out}", "k = 32"
+  std::vector<double> x;    ///< ascending
+  std::vector<double> y;    ///< NaN: no terms
+  std::string color = "";   ///< empty: the next of kLineColors
+  int point = 0;            ///< gnuplot's point type; 0: the next of kPointTypes
+  int dash = 0;             ///< gnuplot's dash type; 0: that of line_look()
+  double point_size = 0.6;  ///< 0: a line without markers
 };
+
+/// Gives curves the looks of the methods that their titles name.
+void look_like_methods(std::vector<Curve>& curves);
 
 /// Whether some y is finite.
 bool has_values(const Curve& curve);

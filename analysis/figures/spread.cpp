@@ -11,6 +11,7 @@
 #include "analysis/figures/figures.h"
 #include "analysis/figures/head_map.h"
 #include "analysis/figures/line_chart.h"
+#include "analysis/figures/palette.h"
 #include "analysis/figures/terms.h"
 #include "analysis/metrics/heads.h"
 
@@ -178,7 +179,12 @@ std::optional<ReportFigure> regions_over_steps(const MetricResult& result) {
       curve.y.push_back(regions.at({region, step}));
     }
     const bool used = std::any_of(curve.y.begin(), curve.y.end(), [](double y) { return y > 0; });
-    if (used) chart.curves.push_back(std::move(curve));
+    if (!used) continue;
+    const LineLook look = region_look(region, regions.axes[0].size());
+    curve.color = look.color;
+    curve.point = look.point;
+    curve.dash = look.dash;
+    chart.curves.push_back(std::move(curve));
   }
   if (chart.curves.empty()) return std::nullopt;
   ReportFigure part;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -105,6 +106,71 @@ std::string without_tool_tip(std::string_view line) {
   return text;
 }
 
+/// A marker of gnuplot's point types 1 to 15 (ids gpPt0 to gpPt14), around 0,0.
+struct Marker {
+  std::string_view path;
+  bool filled;
+};
+constexpr std::string_view kCircle = "M-1,0a1,1 0 1,0 2,0a1,1 0 1,0 -2,0z";
+constexpr std::string_view kSquare = "M-1,-1h2v2h-2z";
+constexpr std::string_view kTriangle = "M0,-1.33 -1.33,.67 1.33,.67z";
+constexpr std::string_view kDownward = "M0,1.33 -1.33,-.67 1.33,-.67z";
+constexpr std::string_view kDiamond = "M0,-1.41 1.41,0 0,1.41 -1.41,0z";
+constexpr std::string_view kPentagon = "M0,-1.33 1.265,-.411 .782,1.067 -.782,1.076 -1.265,-.411z";
+constexpr std::array<Marker, 15> kMarkers{{{"M-1,0h2M0,-1v2", false},
+                                           {"M-1,-1L1,1M1,-1L-1,1", false},
+                                           {"M-1,0h2M0,-1v2M-1,-1L1,1M-1,1L1,-1", false},
+                                           {kSquare, false},
+                                           {kSquare, true},
+                                           {kCircle, false},
+                                           {kCircle, true},
+                                           {kTriangle, false},
+                                           {kTriangle, true},
+                                           {kDownward, false},
+                                           {kDownward, true},
+                                           {kDiamond, false},
+                                           {kDiamond, true},
+                                           {kPentagon, false},
+                                           {kPentagon, true}}};
+
+/// gnuplot refers to a marker's shape and gives its colour as `color`. Some programs draw such
+/// markers black, so each becomes a path with its own fill.
+std::string with_own_markers(std::string line) {
+  constexpr std::string_view kUse = "<use xlink:href='#gpPt";
+  for (std::size_t at = 0; (at = line.find(kUse, at)) != std::string::npos;) {
+    const std::size_t end = line.find("/>", at);
+    if (end == std::string::npos) break;
+    const std::string_view use = std::string_view(line).substr(at, end - at);
+    const auto place = between(use, "transform='", "'");
+    const auto color = between(use, "color='", "'");
+    const std::size_t marker = std::strtoul(line.c_str() + at + kUse.size(), nullptr, 10);
+    if (!place || !color || marker >= kMarkers.size()) {
+      at = end;
+      continue;
+    }
+    const std::string shown = without_spaces(*color);
+    const std::string path =
+        fmt::format("<path class='point' transform='{}' d='{}' {}", *place, kMarkers[marker].path,
+                    kMarkers[marker].filled
+                        ? fmt::format("fill='{}' stroke='none'", shown)
+                        : fmt::format("fill='none' stroke='{}' stroke-width='0.25'", shown));
+    line.replace(at, end - at, path);
+    at += path.size();
+  }
+  return line;
+}
+
+/// The shapes of markers, which no part of the drawing refers to any more.
+void remove_markers(std::string& svg) {
+  if (svg.find("<use xlink:href='#gpPt", svg.find("</defs>")) != std::string::npos) return;
+  std::size_t at = svg.find("<defs>");
+  while ((at = svg.find("id='gp", at)) != std::string::npos && at < svg.find("</defs>")) {
+    const std::size_t first = svg.rfind('\n', at) + 1;
+    svg.erase(first, svg.find('\n', at) + 1 - first);
+    at = first;
+  }
+}
+
 void put_between(std::string& svg, std::string_view open, std::string_view close,
                  std::string_view content) {
   const std::size_t first = svg.find(open);
@@ -156,10 +222,11 @@ std::string tidy_svg(std::string_view svg, std::string_view title, std::string_v
       tidy += gather_cells(lines, i, last);
       i = last - 1;
     } else {
-      tidy += in_body ? without_tool_tip(lines[i]) : std::string(lines[i]);
+      tidy += in_body ? with_own_markers(without_tool_tip(lines[i])) : std::string(lines[i]);
     }
     in_body = in_body || lines[i].find("</desc>") != std::string_view::npos;
   }
+  remove_markers(tidy);
   put_between(tidy, "<title>", "</title>", escape_markup(title));
   put_between(tidy, "<desc>", "</desc>", escape_markup(description));
   return tidy;

@@ -7,7 +7,8 @@
 namespace blockscope {
 
 /// The file for papers. Our title and description replace gnuplot's. Its tool tips and empty groups
-/// are removed. The cells of heatmaps become one path per colour.
+/// are removed. Markers are paths of class "point" with fills of their own. The cells of heatmaps
+/// become one path per colour.
 std::string tidy_svg(std::string_view svg, std::string_view title, std::string_view description);
 
 /// A tidied SVG as a part of an HTML page, scaled to the page's width and without an XML

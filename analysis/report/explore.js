@@ -257,7 +257,7 @@ function marksOf(plot, group) {
     value === undefined ? "" : `${plot.value || "value"}: ${number(value)}`,
   ].filter(Boolean).join("\n");
   if (plot.kind === "line") {
-    const drawn = [...group.querySelectorAll("use")];
+    const drawn = [...group.querySelectorAll(".point")];
     if (drawn.length < plot.points.length) return [];  // some are outside the axes
     return plot.points.map(([x, y], i) => {
       const at = /translate\(([-\d.]+),([-\d.]+)\)/.exec(drawn[i].getAttribute("transform"));
@@ -290,6 +290,22 @@ function marksOf(plot, group) {
     text: told(x, y, value)}));
 }
 
+/** A map of layers and query heads: a click chooses both, and a dashed frame shows the chosen ones. */
+const isHeadMap = (list) => list[0]?.kind === "cells" && list[0].x === "query head" &&
+  list[0].y === "layer" && list[0].x_names && list[0].y_names;
+const headMaps = [];
+function frameChosen() {
+  for (const {svg, plot, group} of headMaps) {
+    svg.querySelector(".chosen")?.remove();
+    if (state.layer === null && state.head === null) continue;
+    const cells = marksOf(plot, group).filter(({slots: [x, y]}) =>
+      (state.layer === null || Number(plot.y_names[y]) === state.layer) &&
+      (state.head === null || Number(plot.x_names[x]) === state.head));
+    svg.append(make("path", {class: "chosen", d: cells.map(({x, y, w, h}) =>
+      `M${x - w},${y - h}h${2 * w}v${2 * h}h${-2 * w}z`).join("")}));
+  }
+}
+
 function watchFigures() {
   for (const [name, list] of Object.entries(plots)) {
     const svg = byId(name)?.querySelector(":scope > svg.drawing");
@@ -300,11 +316,10 @@ function watchFigures() {
     const prepare = () => {
       if (marks !== null || svg.getBoundingClientRect().width === 0) return;
       marks = shown.flatMap(([plot, group]) => marksOf(plot, group));
-      const heads = list[0]?.x?.endsWith("head") && list[0]?.y === "layer" && list[0].kind === "cells";
-      const layers = heads && list[0].y_names;
-      watch(svg, marks, layers && ((mark) => change({
+      watch(svg, marks, isHeadMap(list) && ((mark) => change({
         layer: Number(list[0].y_names[mark.slots[1]]), head: Number(list[0].x_names[mark.slots[0]])})));
     };
+    if (isHeadMap(list)) headMaps.push({svg, plot: list[0], group: groups[0]});
     // Boxes of marks are measured when they are first needed, not when the page opens.
     svg.addEventListener("pointerenter", prepare, {once: true});
     svg.addEventListener("focus", prepare, {once: true});
@@ -493,7 +508,7 @@ function drawAttention() {
   const sorted = [...keys].sort((a, b) => b.weight - a.weight);
   const block = blockNow();
   const token = block.tokens[block.positions.indexOf(query.position)];
-  title.append(` ${headName(head)}, step ${state.step} of block ${state.block}. The query at position ${
+  title.append(` Of ${headName(head)}, at step ${state.step} of block ${state.block}. The query at position ${
     query.query} decides “${data.texts[token] ?? "·"}” at position ${query.position}. Shade: square ` +
     `root of the weight; underlined: the block; framed: the query. n = ${keys.length} keys.`);
   const others = entry.queries.length < 2 ? [] : [make("p", {class: "note"}, "Decided at this step: ",
@@ -600,10 +615,16 @@ function drawHeatmaps() {
       `${PATHS[p]}\nstep: ${x + 1}\nstep: ${y + 1}\nmean cosine: ${number(value)}`)))));
 }
 
+/** Circle, square, triangles, diamond and pentagon, in the order of the static drawings. */
 const SHAPES = [
   (x, y) => `M${x - 4},${y}a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z`,
   (x, y) => `M${x - 3.5},${y - 3.5}h7v7h-7z`,
+  (x, y) => `M${x},${y - 5}l5,8h-10z`,
+  (x, y) => `M${x},${y + 5}l5,-8h-10z`,
+  (x, y) => `M${x},${y - 5}l5,5l-5,5l-5,-5z`,
+  (x, y) => `M${x},${y - 5}l5,3.5l-2,5.5h-6l-2,-5.5z`,
 ];
+const shapeOf = (s) => SHAPES[s % SHAPES.length];
 
 function chart({places, names, colors, x, y, even}, series) {
   const [width, height, left, right, top, bottom] = [720, 300, 64, 90, 12, 46];
@@ -637,10 +658,10 @@ function chart({places, names, colors, x, y, even}, series) {
     svg.append(make("path", {d: `M${points.map(([a, b]) => `${a},${b}`).join("L")}`, fill: "none",
                              stroke: colors[s], "stroke-width": 2}));
     for (const [a, b, i, value] of points) {
-      svg.append(make("path", {d: SHAPES[s % 2](a, b), fill: colors[s]}));
+      svg.append(make("path", {d: shapeOf(s)(a, b), fill: colors[s]}));
       marks.push({x: a, y: b, text: `${names[s] || chosenText()}\n${x}: ${places[i]}\n${y}: ${number(value)}`});
     }
-    svg.append(make("path", {d: SHAPES[s % 2](width - right + 18, top + 18 * s + 8), fill: colors[s]}));
+    svg.append(make("path", {d: shapeOf(s)(width - right + 18, top + 18 * s + 8), fill: colors[s]}));
     label(names[s], {x: width - right + 28, y: top + 18 * s + 12});
   });
   watch(svg, marks);
@@ -649,17 +670,25 @@ function chart({places, names, colors, x, y, even}, series) {
 
 function drawCurves() {
   const all = state.layer === null && state.head === null;
-  const index = slotOf(data.layers, state.layer) * (data.heads.length + 1) + slotOf(data.heads, state.head);
+  const kvHead = state.head === null ? null : Math.floor(state.head / data.heads_per_kv_head);
   for (const [name, curves] of Object.entries(data.curves)) {
     if (all) {
       swap(name, null);
       continue;
     }
+    const [heads, head] = curves.kv ? [data.kv_heads, kvHead] : [data.heads, state.head];
+    const slot = slotOf(heads, head);
+    if (slot < 0) {
+      swap(name, null);
+      continue;
+    }
+    const index = slotOf(data.layers, state.layer) * (heads.length + 1) + slot;
     const length = curves.places.length;
     const series = curves.values.map((one) => decoded(one).slice(index * length, (index + 1) * length));
     swap(name, make("div", {class: "explore"}, make("p", {class: "note"}, `${
       state.layer === null ? "All layers" : `Layer ${state.layer}`}, ${
-      state.head === null ? "all heads" : `head ${state.head}`}: mean over blocks.`), chart(curves, series)));
+      head === null ? "all heads" : `${curves.kv ? "KV head" : "head"} ${head}`}: mean over blocks.`),
+      chart(curves, series)));
   }
 }
 
@@ -709,6 +738,7 @@ function draw() {
   figuresOf = chosen;
   drawHeatmaps();
   drawCurves();
+  frameChosen();
 }
 
 document.documentElement.classList.add("live");

@@ -11,6 +11,7 @@
 #include "analysis/pass/exact_values.h"
 #include "analysis/report/explore.h"
 #include "analysis/report/explore_attention.h"
+#include "analysis/report/explore_curves.h"
 #include "analysis/report/explore_values.h"
 #include "analysis/report/trajectory.h"
 #include "decode_record/base/error.h"
@@ -66,93 +67,7 @@ std::vector<BlockSteps> by_interest(const std::vector<BlockSteps>& blocks,
   return sorted;
 }
 
-/// Means of an array by layer, head and `x`; the last layer and the last head are means over all.
-json curves_json(const std::vector<const ResultArray*>& arrays, const std::string& x) {
-  json values = json::array();
-  for (const ResultArray* array : arrays) {
-    const ResultArray each = mean_over_others(*array, {"layer", "head", x});
-    const ResultArray layers = mean_over_others(*array, {"layer", x});
-    const ResultArray heads = mean_over_others(*array, {"head", x});
-    const ResultArray all = mean_over_others(*array, {x});
-    const std::size_t length = all.values.size();
-    std::vector<double> cells;
-    const auto take = [&](const ResultArray& of, std::size_t row) {
-      const auto begin = of.values.begin() + static_cast<std::ptrdiff_t>(row * length);
-      cells.insert(cells.end(), begin, begin + static_cast<std::ptrdiff_t>(length));
-    };
-    const std::size_t num_heads = each.axes[1].size();
-    for (std::size_t layer = 0; layer < each.axes[0].size(); ++layer) {
-      for (std::size_t head = 0; head < num_heads; ++head) take(each, layer * num_heads + head);
-      take(layers, layer);
-    }
-    for (std::size_t head = 0; head < num_heads; ++head) take(heads, head);
-    take(all, 0);
-    values.push_back(coded(cells));
-  }
-  return values;
-}
-
-struct HeadCurves {
-  const char* metric;
-  const char* figure;  ///< that the curves replace
-  std::vector<std::string> arrays, names, colors;
-  const char* x;
-  const char* x_label;
-  const char* y_label;
-};
-
-json curves_by_head(const ReportMetrics& metrics, const ExploreLimits& limits, json& left_out) {
-  const std::vector<HeadCurves> all{{"similarity",
-                                     "similarity-over-steps",
-                                     {"similarity_external", "similarity_internal"},
-                                     {"A_out", "A_in"},
-                                     {std::string(kExternalColor), std::string(kInternalColor)},
-                                     "step",
-                                     "step s of the pair s, s+1",
-                                     "mean cosine"},
-                                    {"distance",
-                                     "distance",
-                                     {"by_distance"},
-                                     {""},
-                                     {std::string(kLineColors[0])},
-                                     "distance",
-                                     "distance of the key in positions (-: before the block)",
-                                     "share of the weight"},
-                                    {"distance",
-                                     "offset",
-                                     {"by_offset"},
-                                     {""},
-                                     {std::string(kLineColors[0])},
-                                     "offset",
-                                     "position of the key minus that of the query",
-                                     "share of the weight"}};
-  json curves = json::object();
-  std::size_t points = 0;
-  for (const HeadCurves& one : all) {
-    const MetricResult* result = metrics.find(one.metric);
-    if (result == nullptr) continue;
-    std::vector<const ResultArray*> arrays;
-    for (const std::string& name : one.arrays) arrays.push_back(&result->array(name));
-    std::size_t size = 0;
-    for (const ResultArray* array : arrays) size += array->values.size();
-    if (points + size > limits.points) {
-      left_out.push_back(fmt::format("the curves of \"{}\" by layer and head", one.figure));
-      continue;
-    }
-    points += size;
-    const ResultAxis& along = arrays[0]->axes[arrays[0]->axis(one.x)];
-    curves[one.figure] = {{"names", one.names},
-                          {"colors", one.colors},
-                          {"x", one.x_label},
-                          {"y", one.y_label},
-                          {"places", along.index},
-                          {"values", curves_json(arrays, one.x)},
-                          {"even", std::string_view(one.x) == "distance"}};
-  }
-  return curves;
-}
-
-/// The heatmaps of one layer and head (-1: all heads) of the shown block.
+/// The heatmaps of one layer and head (unset: all heads) of the shown block.
 json heatmaps_of(const TraceReader& trace, const BlockSteps& block,
                  const std::vector<StepPair>& pairs, std::size_t layer,
                  std::optional<std::size_t> head) {
@@ -232,7 +147,11 @@ json explore_data(const TraceGroup& traces, const std::vector<BlockSteps>& block
   if (!attention.left_out.empty()) left_out.push_back(attention.left_out);
   data["attention"] = attention.json;
   data["heatmaps"] = heatmaps_by_head(trace, choice, limits, left_out);
-  data["curves"] = curves_by_head(metrics, limits, left_out);
+  std::vector<std::string> too_large;
+  data["curves"] = curves_by_head(metrics, limits.points, too_large);
+  for (const std::string& figure : too_large) {
+    left_out.push_back(fmt::format("the curves of \"{}\" by layer and head", figure));
+  }
   std::ranges::stable_sort(
       held, {}, [](const BlockSteps& block) { return std::pair(block.sequence, block.block); });
   json decoded = json::array();
@@ -247,6 +166,8 @@ json explore_data(const TraceGroup& traces, const std::vector<BlockSteps>& block
   for (const auto& [index, sequence] : sequences) data["sequences"].push_back(sequence);
   data["layers"] = meta.layers;
   data["heads"] = meta.heads;
+  data["kv_heads"] = meta.kv_heads;
+  data["heads_per_kv_head"] = meta.num_heads / std::max<std::int64_t>(1, meta.num_kv_heads);
   const BlockSteps& shown = choice.blocks[choice.block];
   data["shown"] = {{"sequence", shown.sequence},
                    {"block", shown.block},

@@ -9,6 +9,7 @@
 
 #include "analysis/figures/bar_chart.h"
 #include "analysis/figures/line_chart.h"
+#include "analysis/figures/palette.h"
 #include "command_line/interrupt.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/nan.h"
@@ -211,16 +212,20 @@ Figure CachesStudy::bars(const std::vector<CacheRun>& totals, const char* y_labe
                          double (*value)(const CacheRun&)) const {
   BarChart chart{.x_label = "cache", .y_label = y_label, .groups = caches_of(input_)};
   double most = 0.0;
+  std::vector<std::string> strategies;
   for (size_t m = 0; m < methods_.size(); ++m) {
     if (m == 0 || methods_[m].strategy != methods_[m - 1].strategy) {
       chart.series.push_back(
           {plain(methods_[m].strategy), std::vector<double>(chart.groups.size(), kNaN)});
+      strategies.push_back(methods_[m].strategy);
     }
     const auto group = std::ranges::find(chart.groups, methods_[m].cache) - chart.groups.begin();
     chart.series.back().values[static_cast<size_t>(group)] = value(totals[m]);
     most = std::max(most, value(totals[m]));
   }
   chart.y_upper = round_up_to(most);
+  const std::vector<LineLook> looks = method_looks(strategies);
+  for (size_t i = 0; i < chart.series.size(); ++i) chart.series[i].color = looks[i].color;
   Figure figure;
   figure.caption = fmt::format("{} prompts, one at a time.", prompts_.size());
   draw_bars(chart, figure);

@@ -181,6 +181,7 @@ StudyReport EstimatorsStudy::report(const std::vector<nlohmann::json>& values) c
   by_step.title = fmt::format("The same at every step, {}", k_text(middle));
   by_step.caption =
       prompts_text() + "; a method that reads everything at a step has no point at that step.";
+  look_like_methods(lines.curves);
   draw_chart(lines, by_step);
   by_step.width = 900;
   return report;

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "analysis/figures/heatmap.h"
+#include "analysis/figures/palette.h"
 #include "probe/study/study.h"
 
 namespace blockscope {
@@ -242,6 +243,7 @@ Figure NeedleStudy::curves(const std::vector<Totals>& totals,
                            const std::set<int64_t>& contexts) const {
   // Accuracy against k, one plot a context length.
   const std::vector<std::string> shown = names();
+  const std::vector<LineLook> looks = method_looks(shown);
   Panels panels{.count = contexts.size(), .columns = std::min<size_t>(3, contexts.size())};
   panels.right = 220;
   panels.gap_x = 52;
@@ -274,9 +276,9 @@ Figure NeedleStudy::curves(const std::vector<Totals>& totals,
                          : "unset key\n";
     figure.script += "plot ";
     for (size_t s = 0; s < shown.size(); ++s) {
-      figure.script +=
-          fmt::format("{}'{}' using 1:{} with linespoints lt {} dt {} title {}", s == 0 ? "" : ", ",
-                      file, s + 2, s % 7 + 1, s / 7 + 1, gnuplot_text(shown[s]));
+      figure.script += fmt::format("{}'{}' using 1:{} with linespoints {} pointsize 0.6 title {}",
+                                   s == 0 ? "" : ", ", file, s + 2, look_commands(looks[s]),
+                                   gnuplot_text(shown[s]));
     }
     figure.script += "\n";
     if (i + 1 < contexts.size()) figure.script += "set key\n";  // or "unset key" would last

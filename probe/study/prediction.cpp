@@ -314,6 +314,7 @@ Figure Prediction::figure(double steps) const {
     }
   }
   chart.y_upper = round_up_to(chart.y_upper);
+  look_like_methods(chart.curves);
   Figure figure;
   figure.name = "time-predicted";
   figure.title = fmt::format("A denoising step on paper: {}", device_.device);

@@ -134,6 +134,7 @@ std::vector<TableCell> ResidualStudy::cells_of(size_t m, const std::string& task
 Figure ResidualStudy::figure(const std::vector<Distance>& distances) const {
   BarChart bars{.x_label = "density (%)", .y_label = "L1 to exact attention, all layers"};
   bars.series = {{"sparsed", {}}, {"sparsed+flashblock", {}}};
+  look_like_methods(bars.series);
   double largest = 0.0;
   for (size_t m = 1; m < methods_.size(); ++m) {
     if (!methods_[m].policy.density) continue;  // of --policies

@@ -194,6 +194,7 @@ Figure TauStudy::times_figure(const std::vector<ContextTotals>& totals) const {
     chart.curves.push_back(std::move(curve));
   }
   chart.y_upper = round_up_to(slowest);
+  look_like_methods(chart.curves);
   Figure figure;
   figure.name = "tau-times";
   figure.title = "A denoising step against context length, by τ";
@@ -229,6 +230,7 @@ Figure TauStudy::trade_off(const std::vector<MethodTotals>& totals, const char* 
       chart.curves.push_back(std::move(curve));
     }
   }
+  look_like_methods(chart.curves);
   Figure figure;
   figure.name = name;
   figure.title = fmt::format("Accuracy against {}, by τ", saved);

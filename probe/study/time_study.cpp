@@ -335,6 +335,7 @@ Figure TimeStudy::speedups(const std::vector<std::vector<Summary>>& all) const {
     bars.groups.push_back(fmt::format("{}, {}", cell.context, cell.steps));
   }
   bars.y_upper = round_up_to(largest);
+  look_like_methods(bars.series);
   Figure figure;
   figure.name = "time";
   figure.title = "Time per output block against exact attention";

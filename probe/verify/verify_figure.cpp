@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "analysis/figures/palette.h"
 #include "decode_record/base/nan.h"
 
 namespace blockscope {
@@ -111,21 +112,33 @@ std::string choice_plot(const PolicyResult& point, const std::string& file, int 
                      file, y);
 }
 
-/// One line style per curve; `y` is the column. For a pair, the reference's own point comes first.
+/// The colours of the reference and of a single policy, as in all other figures.
+LineLook look_of(const PolicySetting& setting) {
+  return method_looks(std::vector{setting.label}).front();
+}
+
+/// Curves of one policy with several tau have a style each; a policy alone has its method's.
+std::string style_of(const VerifyResult& result, size_t curve) {
+  return look_commands(result.settings.size() == 1 ? look_of(result.settings.front().setting)
+                                                   : line_look(curve));
+}
+
+/// `y` is the column. For a pair, the reference's own point comes first.
 std::string curve_plots(const VerifyResult& result, const std::vector<Curve>& curves, int y) {
   std::string plots;
   if (result.pair()) {
     plots += choice_plot(result.reference, "reference_point.tsv", y);
     plots += fmt::format(
         ", 'reference_point.tsv' using 1:{} with points pt 6 ps 1.2 lc rgb "
-        "'#777777' title {}",
-        y, y == 2 ? "''" : gnuplot_text(result.reference.setting.label));
+        "'{}' title {}",
+        y, look_of(result.reference.setting).color,
+        y == 2 ? "''" : gnuplot_text(result.reference.setting.label));
   }
-  int style = 0;
+  size_t style = 0;
   for (const Curve& curve : curves) {
     plots += choice_plot(*curve.points.front(), curve.file, y);
-    plots += fmt::format(", '{}' using 1:{} with linespoints lt {} title {}", curve.file, y,
-                         style++ % 7 + 1, curve.title);
+    plots += fmt::format(", '{}' using 1:{} with linespoints {} pointsize 0.6 title {}", curve.file,
+                         y, style_of(result, style++), curve.title);
   }
   const Curve* labelled = labelled_curve(result, curves);
   if (labelled == nullptr) return plots;
@@ -208,8 +221,9 @@ Figure tradeoff_figure(const VerifyResult& result) {
         "set ylabel 'accuracy (%, n = {})'\n"
         "set yrange [0:105]\n"
         "plot 'reference.tsv' using 1:2:3 with filledcurves fillcolor rgb '#DDDDDD' notitle, "
-        "'reference.tsv' using 1:4 with lines lc rgb '#777777' dt 2 title {}{}\n",
-        scores.count, gnuplot_text(result.reference.setting.label), curve_plots(result, curves, 2));
+        "'reference.tsv' using 1:4 with lines lc rgb '{}' dt 2 title {}{}\n",
+        scores.count, look_of(result.reference.setting).color,
+        gnuplot_text(result.reference.setting.label), curve_plots(result, curves, 2));
   } else {
     figure.script +=
         "set title 'no prompt has an answer'\nset yrange [0:1]\n"
@@ -261,19 +275,19 @@ Figure context_figure(const VerifyResult& result, int64_t block_length) {
   figure.data.push_back(context_data("reference.tsv", result.reference.run, block_length));
   const auto reference = [&](int y) {
     return fmt::format(
-        "plot 'reference.tsv' using 1:{} with linespoints lc rgb '#777777' dt 2 "
+        "plot 'reference.tsv' using 1:{} with linespoints lc rgb '{}' dt 2 "
         "title {}",
-        y, gnuplot_text(result.reference.setting.label));
+        y, look_of(result.reference.setting).color, gnuplot_text(result.reference.setting.label));
   };
   std::string time = reference(2);
   std::string keys = reference(4);
-  int style = 0;
+  size_t style = 0;
   for (const Curve& curve : curves_of(result)) {
     const SettingResult* point = point_of(result, curve);
     figure.data.push_back(context_data(curve.file, point->run, block_length));
     const auto plot = [&](int y) {
-      return fmt::format(", '{}' using 1:{} with linespoints lt {} title {}", curve.file, y,
-                         style % 7 + 1, context_title(point->setting));
+      return fmt::format(", '{}' using 1:{} with linespoints {} pointsize 0.6 title {}", curve.file,
+                         y, style_of(result, style), context_title(point->setting));
     };
     time += plot(2);
     keys += plot(4);

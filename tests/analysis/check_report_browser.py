@@ -117,7 +117,7 @@ def test_hover(reader, trace):
     means = head_means(trace)
     for curve, path in enumerate(PATHS):
         by_step = means[path].over(lambda cell: cell[2:])
-        points = reader.boxes(f"#similarity-over-steps svg g[id*='plot_{curve + 1}'] use")
+        points = reader.boxes(f"#similarity-over-steps svg g[id*='plot_{curve + 1}'] .point")
         assert len(points) >= len(by_step.terms)
         for i, step in enumerate(sorted(t for t, in by_step.terms)):
             if i % 4 == 0:
@@ -125,7 +125,8 @@ def test_hover(reader, trace):
                 if name == ("A_out", "A_in")[curve]:  # where two points lie on one another, either is shown
                     assert at == f"step s of the pair s, s+1: {step}", (name, at)
                     check_close(last_number(value), by_step.mean((step,)), (name, step))
-    # Every drawing with numbers shows some, with the pointer and with keys.
+    # Every drawing with numbers shows some with keys, too; a resting pointer would move over them.
+    reader.browser.mouse(1, 1)
     for name in reader.see("Object.keys(JSON.parse(document.getElementById('explore-plots').textContent))"):
         reader.browser.place(f"#{name} svg.drawing")
         reader.see(f"document.querySelector('#{name} svg.drawing').focus()")
@@ -194,7 +195,7 @@ def test_attention(reader, trace, shown):
         reader.open(f"#sequence={shown[0]}&block={shown[1]}&step={step}&layer={layer}&head={head}")
         title = reader.see("document.querySelector('#explore-attention p').innerText")
         query, position = (int(v) for v in re.search(
-            rf"layer {layer}, head {head}, step {step} of block {shown[1]}\. The query at position (\d+) "
+            rf"layer {layer}, head {head}, at step {step} of block {shown[1]}\. The query at position (\d+) "
             r"decides .* at position (\d+)\.", title).groups())
         assert when[position] == step and query == position - shift
         row = next(r for r in trace.blocks()[shown] if trace.step["step"][r] == step)

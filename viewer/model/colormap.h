@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "analysis/figures/palette.h"
+
 namespace blockscope {
 
 /// 0xAABBGGRR, the layout of ImGui and of an RGBA8 texture on a little-endian machine.
@@ -18,11 +20,23 @@ inline constexpr std::array<std::string_view, 5> kColormapNames = {"viridis", "m
 /// Cells without a value: not recorded, no such position, NaN. No map contains it.
 inline constexpr Colour kNoValueColour = 0xFF8A8A8A;
 
+/// A colour of palette.h, "#0072B2".
+constexpr Colour colour_of_text(std::string_view text) {
+  Colour colour = 0xFF;
+  for (std::size_t i = 5;; i -= 2) {
+    for (std::size_t k = i; k < i + 2; ++k) {
+      const char digit = text[k];
+      colour = colour << 4U | static_cast<Colour>(digit <= '9' ? digit - '0' : digit - 'A' + 10);
+    }
+    if (i == 1) return colour;
+  }
+}
+
 /// From the palette of Okabe and Ito, which colour-blind people can tell apart.
-inline constexpr Colour kGreen = 0xFF739E00;      // #009E73
-inline constexpr Colour kVermilion = 0xFF005ED5;  // #D55E00
-inline constexpr Colour kSkyBlue = 0xFFE9B456;    // #56B4E9
-inline constexpr Colour kPurple = 0xFFA779CC;     // #CC79A7
+inline constexpr Colour kGreen = colour_of_text(okabe_ito::kGreen);
+inline constexpr Colour kVermilion = colour_of_text(okabe_ito::kVermilion);
+inline constexpr Colour kSkyBlue = colour_of_text(okabe_ito::kSky);
+inline constexpr Colour kPurple = colour_of_text(okabe_ito::kPurple);
 
 class Colormap {
  public:

@@ -21,11 +21,6 @@ constexpr std::array<const char*, 2> kModes = {"text", "map"};
 constexpr std::array<const char*, kRegionNames.size()> kShownNames = {
     "first 4 tokens",     "prompt",         "earlier answer", "decided in the block",
     "masks in the block", "after the block"};
-/// Okabe and Ito's.
-constexpr std::array<Colour, kRegionNames.size()> kRegionColours = {
-    kVermilion, kSkyBlue, kExternalColour, kGreen, kInternalColour, kPurple};
-/// Of parts of the prompt: a role, or a name of --regions.
-constexpr std::array<Colour, 4> kPartColours = {0xFF42E4F0, 0xFF99AA44, 0xFF552288, 0xFF999999};
 constexpr std::size_t kMarked = 8;  // largest weights in the strip
 
 struct ShownRegion {
@@ -37,10 +32,11 @@ ShownRegion shown_region(const AttentionText& view, std::size_t region) {
   const RegionPlaces places(view.region_names.size());
   constexpr std::size_t kParts = 2;  // the first part of the prompt
   if (region >= kParts && region < places.answer) {
-    return {view.region_names[region], kPartColours.at((region - kParts) % kPartColours.size())};
+    const std::size_t part = (region - kParts) % kPartColors.size();
+    return {view.region_names[region], colour_of_text(kPartColors.at(part))};
   }
   const std::size_t fixed = region < kParts ? region : region - places.answer + kParts;
-  return {kShownNames.at(fixed), kRegionColours.at(fixed)};
+  return {kShownNames.at(fixed), colour_of_text(kRegionColors.at(fixed))};
 }
 
 struct AttentionState {

@@ -15,8 +15,8 @@ namespace blockscope {
 namespace {
 
 /// Okabe and Ito's colours, and grey for equal tokens.
-constexpr std::array<Colour, 5> kStateColours = {0xFF505050, 0xFFB27200, 0xFF009FE6, 0xFF9E9E9E,
-                                                 kVermilion};
+constexpr std::array<Colour, 5> kStateColours = {0xFF505050, kExternalColour, kInternalColour,
+                                                 0xFF9E9E9E, kVermilion};
 constexpr std::array<const char*, 5> kStateNames = {
     "mask in both", "token only in A", "token only in B", "the same token", "different tokens"};
 

@@ -23,8 +23,12 @@ namespace {
 using Mode = CurvesState::Mode;
 
 /// Colours of kept heads and set sizes: Okabe and Ito without the two colours of A_out and A_in.
-constexpr std::array<Colour, 6> kLineColours = {kGreen,     kPurple,    kSkyBlue,
-                                                kVermilion, 0xFF42E4F0, 0xFF8C8C8C};
+constexpr std::array<Colour, 6> kLineColours = {kGreen,
+                                                kPurple,
+                                                kSkyBlue,
+                                                kVermilion,
+                                                colour_of_text(okabe_ito::kYellow),
+                                                colour_of_text(okabe_ito::kGrey)};
 
 void plot_curve(const std::string& label, const HeadCurve& curve, const ImPlotSpec& spec) {
   ImPlot::PlotLine(label.c_str(), curve.steps.data(), curve.values.data(),

@@ -99,8 +99,8 @@ std::vector<std::string> panel_names();
 
 /// Colours of A_out and A_in everywhere, as in FlashBlock's Fig. 5: blue and orange of Okabe and
 /// Ito, which colour-blind people can tell apart.
-inline constexpr Colour kExternalColour = 0xFFB27200;  // #0072B2
-inline constexpr Colour kInternalColour = 0xFF009FE6;  // #E69F00
+inline constexpr Colour kExternalColour = colour_of_text(kExternalColor);
+inline constexpr Colour kInternalColour = colour_of_text(kInternalColor);
 
 /// True if `data` is ready. Else draws the progress or the reason.
 template <typename T>

@@ -235,7 +235,7 @@ std::ptrdiff_t hidden_points(const std::string& svg, double from, double to) {
   }
   EXPECT_EQ(labels.size(), 2U);
   std::ptrdiff_t near = 0;
-  for (const Place& point : places(svg, "<use[^>]*translate\\(([-0-9.]+),([-0-9.]+)\\)")) {
+  for (const Place& point : places(svg, "<path class='point'[^>]*translate\\(([-0-9.]+),([-0-9.]+)\\)")) {
     near += inside(point) && std::ranges::any_of(labels, [&](const Place& label) {
               return std::fabs(label.y - point.y) < 12.0;
             });
