@@ -121,6 +121,8 @@ std::vector<LineLook> method_looks(std::span<const std::string> names) {
   return looks;
 }
 
+bool has_own_look(const std::string& method) { return method_of(method) != nullptr; }
+
 std::string look_commands(const LineLook& look, bool points) {
   return fmt::format("dashtype {} linecolor rgb '{}' linewidth 2{}", look.dash, look.color,
                      points ? fmt::format(" pointtype {}", look.point) : "");

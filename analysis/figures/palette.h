@@ -67,6 +67,9 @@ LineLook region_look(std::size_t region, std::size_t count);
 /// and other names, have the colours that are left.
 std::vector<LineLook> method_looks(std::span<const std::string> names);
 
+/// Whether a name, without options, has a colour of its own.
+bool has_own_look(const std::string& method);
+
 /// `look` as gnuplot writes it after `with linespoints`, or `with lines` without points.
 std::string look_commands(const LineLook& look, bool points = true);
 

@@ -133,23 +133,35 @@ std::string key_chips(const TraceReader& trace, const ShownQuery& query, const S
       html += fmt::format(" <span class=\"note\">\u2026 {} keys \u2026</span> ", hidden);
     hidden = 0;
   };
-  for (std::size_t place = 0; place < keys.order.size(); ++place) {
+  const auto ends = [&](std::size_t place) {
+    return place < keys.order.size() && keys.shown[place] &&
+           ends_text(trace, tokens.tokens[keys.order[place]]);
+  };
+  for (std::size_t place = 0, next = 0; place < keys.order.size(); place = next) {
+    next = place + 1;
     if (!keys.shown[place]) {
       ++hidden;
       continue;
     }
     end_gap();
     const std::size_t key = keys.order[place];
-    const double share = std::sqrt(std::max(0.0F, weights[key]) / largest);
+    double weight = static_cast<double>(weights[key]);
+    if (ends(place)) {  // one mark for a run of tokens that end the text
+      for (; ends(next); ++next) weight += static_cast<double>(weights[keys.order[next]]);
+    }
+    const double share = std::sqrt(std::max(0.0, weight) / static_cast<double>(largest));
     const auto shade = std::min(kShades - 1, static_cast<std::size_t>(share * kShades));
     const bool inside = key >= query.map.num_external;
     const std::int32_t query_position =
         query.map.block_start + static_cast<std::int32_t>(query.query);
     const bool itself = inside && query.map.positions[key] == query_position;
-    html += fmt::format("<bdi class=\"w{}{}{}\" title=\"position {}, weight {}\">{}</bdi>", shade,
-                        inside ? " inside" : "", itself ? " query" : "", query.map.positions[key],
-                        report_number(double{weights[key]}),
-                        escape_markup(key_text(trace, tokens.tokens[key])));
+    const bool run = next > place + 1;
+    html += fmt::format("<bdi class=\"w{}{}{}\" title=\"position{} {}{}, weight {}\">{}{}</bdi>",
+                        shade, inside ? " inside" : "", itself ? " query" : "", run ? "s" : "",
+                        query.map.positions[key],
+                        run ? fmt::format(" to {}", query.map.positions[keys.order[next - 1]]) : "",
+                        report_number(weight), escape_markup(key_text(trace, tokens.tokens[key])),
+                        run ? fmt::format(" \u00d7 {}", next - place) : "");
   }
   end_gap();
   return html + "</p>\n";

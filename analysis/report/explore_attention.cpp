@@ -88,7 +88,7 @@ std::size_t weights_of(const std::vector<DecidingStep>& steps) {
 
 /// The weights of some heads at one step: [position][head].
 json step_json(const TraceReader& trace, const DecidingStep& step, std::span<const Head> heads,
-               json& keys, TokenTexts& texts) {
+               json& keys, PageTexts& texts) {
   const auto shift = static_cast<std::size_t>(trace.info().meta.logit_shift);
   json queries = json::array();
   for (const std::size_t p : step.positions) {
@@ -132,7 +132,7 @@ json step_json(const TraceReader& trace, const DecidingStep& step, std::span<con
 AttentionOverText attention_over_text(const TraceReader& trace,
                                       const std::vector<BlockSteps>& blocks,
                                       const PictureChoice& choice, const MetricResult* heads,
-                                      std::size_t limit, TokenTexts& texts) {
+                                      std::size_t limit, PageTexts& texts) {
   if (!trace.has(Field::prefix_key) && !trace.has(Field::map_weight)) return {};
   std::vector<Head> shown = heads_by_interest(trace, choice, heads);
   if (shown.empty() || blocks.empty()) return {};

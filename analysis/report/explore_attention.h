@@ -22,6 +22,6 @@ struct AttentionOverText {
 AttentionOverText attention_over_text(const TraceReader& trace,
                                       const std::vector<BlockSteps>& blocks,
                                       const PictureChoice& choice, const MetricResult* heads,
-                                      std::size_t limit, TokenTexts& texts);
+                                      std::size_t limit, PageTexts& texts);
 
 }  // namespace blockscope

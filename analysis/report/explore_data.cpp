@@ -27,7 +27,7 @@ json confidence_json(float confidence) {
 }
 
 /// How one block was decoded: by position its token, step and confidence.
-json block_json(const TraceReader& trace, const BlockSteps& block, TokenTexts& texts) {
+json block_json(const TraceReader& trace, const BlockSteps& block, PageTexts& texts) {
   const TrajectoryBlock trajectory = trajectory_of(trace, block);
   json tokens = json::array();
   json steps = json::array();
@@ -129,7 +129,7 @@ json explore_data(const TraceGroup& traces, const std::vector<BlockSteps>& block
   const TraceReader& trace = traces.trace(0);
   const TraceMeta& meta = trace.info().meta;
   if (choice.blocks.empty()) return nullptr;
-  TokenTexts texts(trace);
+  PageTexts texts(trace);
   json left_out = json::array();
   std::vector<BlockSteps> held;
   std::size_t positions = 0;

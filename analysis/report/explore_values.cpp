@@ -56,7 +56,7 @@ std::string choice_key(std::size_t layer, std::optional<std::size_t> head) {
   return head ? fmt::format("{},{}", layer, *head) : fmt::format("{}", layer);
 }
 
-std::size_t TokenTexts::index(std::int64_t token) {
+std::size_t PageTexts::index(std::int64_t token) {
   const auto [at, is_new] = known_.emplace(token, texts_.size());
   if (is_new) {
     texts_.push_back(token_text(trace_, token));

@@ -24,9 +24,9 @@ std::string coded_weights(std::span<const float> weights);
 std::string choice_key(std::size_t layer, std::optional<std::size_t> head);
 
 /// The texts of a page's tokens, each once.
-class TokenTexts {
+class PageTexts {
  public:
-  explicit TokenTexts(const TraceReader& trace) : trace_(trace) {}
+  explicit PageTexts(const TraceReader& trace) : trace_(trace) {}
   /// Index into texts().
   std::size_t index(std::int64_t token);
   const std::vector<std::string>& texts() const { return texts_; }

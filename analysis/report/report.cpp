@@ -158,7 +158,9 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   page.sections.push_back(decoding_section(metrics));
   if (!options.own.empty()) page.sections.push_back(own_section(options.own));
   page.sections.push_back(methods_section(metrics));
-  const nlohmann::json explore = explore_data(traces, blocks[0], choice, metrics);
+  // A chosen sequence may be the only one whose text is meant to be seen.
+  const nlohmann::json explore =
+      explore_data(traces, options.sequence ? choice.blocks : blocks[0], choice, metrics);
   if (!explore.is_null()) page.explore = script_json(explore);
   page.footer = "Made by blockscope report. This page loads nothing from other files or sites.";
   return page;

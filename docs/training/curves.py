@@ -14,7 +14,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 STAGES = ("backbone", "diffusion", "bidirectional", "draft")
 TASKS = ("needle", "sentence", "multi_key", "chain", "arithmetic", "copy", "sort")
-COLOURS = ("#1f77b4", "#17becf", "#2ca02c", "#9467bd", "#d62728", "#8c564b", "#ff7f0e")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C7A00")  # Okabe and Ito's
 EVERY = 100  # steps of the log that become one line of the stored one
 WIDTH, HEIGHT, GAP = 420, 240, 60
 LEGEND = 80  # to the right of each panel
@@ -78,7 +78,7 @@ def draw(logs: dict[str, list[dict[str, str]]]) -> str:
             return [(float(row["step"]), float(row[key])) for row in rows if row[key] not in ("", None)]
 
         losses = [("loss", "#555555", points("loss")),
-                  ("answer loss", "#d62728", points("answer_loss"))]
+                  ("answer loss", "#D55E00", points("answer_loss"))]
         parts.append(panel(x, 40, f"{stage}: loss (nats) by step", 6, steps, losses))
         accuracy = [(task, colour, points(task)) for task, colour in zip(TASKS, COLOURS)]
         title = f"{stage}: share of answer tokens right by step"

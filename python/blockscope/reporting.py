@@ -20,7 +20,7 @@ class Report:
 
     Attributes:
         title: the title of the page.
-        html: the whole page, without scripts and without references to other files.
+        html: the whole page, with one script inside and without references to other files.
         findings: the main findings, as sentences.
         figures: the page's figures by name.
     """

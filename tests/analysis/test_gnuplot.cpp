@@ -275,11 +275,35 @@ TEST(Gnuplot, GathersHeatmapCellsAndThemesInlineDrawings) {
   EXPECT_THAT(drawn.svg, Not(HasSubstr("<polygon fill = ")));
   EXPECT_THAT(drawn.svg, Not(HasSubstr("<image")));
   const std::string part = inline_svg(drawn.svg, "f1");
-  EXPECT_THAT(part, AllOf(HasSubstr("currentColor"), HasSubstr("id='f1-gpDot'"),
+  EXPECT_THAT(part, AllOf(HasSubstr("currentColor"), HasSubstr("id=\"f1-gnuplot_canvas\""),
                           HasSubstr("aria-label=\"A line\""), Not(HasSubstr("<?xml")),
                           Not(HasSubstr("rgb(  0,   0,   0)")), Not(HasSubstr("=\"black\"")),
                           Not(HasSubstr("http"))));
   EXPECT_THROW(inline_svg("<svg></svg>", "f1"), Error);
+}
+
+std::size_t occurrences(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+TEST(Gnuplot, GivesMarkersFillsOfTheirOwn) {
+  REQUIRE_GNUPLOT();
+  for (int type = 1; type <= 15; ++type) {
+    Figure figure = line_figure();
+    figure.script = "set yrange [0:5]\nplot 'line.tsv' with linespoints pointtype " +
+                    std::to_string(type) + " linecolor rgb '#0072B2'\n";
+    const std::string svg = system_gnuplot().render(figure).svg;
+    EXPECT_THAT(svg, AllOf(Not(HasSubstr("<use")), Not(HasSubstr("gpPt")))) << type;
+    EXPECT_EQ(occurrences(svg, "<path class='point'"), 3U) << type;
+    const bool filled = occurrences(svg, "fill='rgb(0,114,178)' stroke='none'") == 3;
+    const bool open = occurrences(svg, "fill='none' stroke='rgb(0,114,178)'") == 3;
+    EXPECT_NE(filled, open) << type;
+    EXPECT_EQ(filled, type >= 5 && type % 2 == 1) << type;
+  }
 }
 
 }  // namespace

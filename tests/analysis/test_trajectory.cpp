@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "analysis/report/html.h"
+#include "analysis/report/report.h"
 #include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
 
@@ -117,6 +118,50 @@ TEST(Trajectory, ShowsTokensThatAreNotText) {
   EXPECT_EQ(token_text(trace, 9), "<E6>");
   EXPECT_EQ(token_text(trace, 15), "#15");
   EXPECT_EQ(token_text(trace, -1), "");
+}
+
+/// Two sequences of one block. The first decides nothing but tokens that end the text.
+std::string write_ends(const fixture::TempDir& folder) {
+  TraceMeta meta = fixture::small_meta(RecordLevel::trajectory, ArrayType::bf16);
+  meta.pieces[1] = "<|endoftext|>";
+  meta.pieces[2] = "</s>";
+  std::string path = folder.file("ends.h5");
+  TraceWriter writer(path, meta);
+  const std::vector<std::vector<std::int64_t>> tokens{{1, 2, 1, 1}, {7, 1, 1, 1}};
+  for (std::int64_t sequence = 0; sequence < 2; ++sequence) {
+    writer.begin_sequence(fixture::sequence_start(sequence, 1));
+    for (std::int64_t step = 0; step < 2; ++step) {
+      TraceRow row = fixture::denoise_row(meta, sequence, 2 * sequence + step, 0, step);
+      const auto at = static_cast<std::size_t>(2 * step);
+      const std::vector<std::int64_t>& of = tokens[static_cast<std::size_t>(sequence)];
+      row.delta = make_transfer({2 * step, 2 * step + 1}, {of[at], of[at + 1]}, {0.5F, 0.5F});
+      writer.append_row(std::move(row));
+    }
+    writer.end_sequence(sequence, {FinishReason::length, "text", 1.0F});
+  }
+  writer.finish();
+  return path;
+}
+
+TEST(Trajectory, DrawsTokensThatEndATextAsOneMark) {
+  const fixture::TempDir folder;
+  const TraceReader trace(write_ends(folder));
+  EXPECT_TRUE(ends_text(trace, 1) && ends_text(trace, 2) && !ends_text(trace, 7));
+  EXPECT_FALSE(ends_text(trace, -1));
+  const std::vector<BlockSteps> blocks = list_blocks(trace);
+  const std::string html = trajectory_html(trace, {blocks[1]}, 0);
+  EXPECT_EQ(count(html, "<td class=\"token\">"), 2U);
+  EXPECT_THAT(html, HasSubstr("piece7</bdi>"));
+  EXPECT_THAT(html, HasSubstr("title=\"positions 6 to 8, steps 1 to 2\">&lt;|endoftext|&gt; "
+                              "\u00d7 3</bdi>"));
+  EXPECT_THAT(html, HasSubstr("<th scope=\"row\">6\u20138</th>"));
+}
+
+TEST(Trajectory, APageShowsTheBlockWithTheMostText) {
+  const fixture::TempDir folder;
+  const ReportPage page = make_report(TraceGroup({write_ends(folder)}), {});
+  const auto& part = std::get<ReportHtml>(page.sections.at(0).parts.at(0));
+  EXPECT_THAT(part.html, HasSubstr("piece7"));  // not the first sequence, which has two tokens
 }
 
 TEST(Trajectory, SaysWhatItLeavesOut) {

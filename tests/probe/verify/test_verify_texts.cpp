@@ -10,7 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "analysis/figures/palette.h"
 #include "decode_record/base/error.h"
+#include "probe/caches/cache_table.h"
+#include "probe/policies/policy_table.h"
+#include "probe/strategies/strategy_table.h"
 #include "probe/verify/verify_figure.h"
 #include "probe/verify/verify_report.h"
 
@@ -235,12 +239,19 @@ std::ptrdiff_t hidden_points(const std::string& svg, double from, double to) {
   }
   EXPECT_EQ(labels.size(), 2U);
   std::ptrdiff_t near = 0;
-  for (const Place& point : places(svg, "<path class='point'[^>]*translate\\(([-0-9.]+),([-0-9.]+)\\)")) {
+  for (const Place& point :
+       places(svg, "<path class='point'[^>]*translate\\(([-0-9.]+),([-0-9.]+)\\)")) {
     near += inside(point) && std::ranges::any_of(labels, [&](const Place& label) {
               return std::fabs(label.y - point.y) < 12.0;
             });
   }
   return near - std::ssize(labels);
+}
+
+TEST(VerifyFigureTest, EveryMethodHasALookOfItsOwn) {
+  for (const auto& entry : policy_table()) EXPECT_TRUE(has_own_look(entry.name)) << entry.name;
+  for (const auto& entry : cache_table()) EXPECT_TRUE(has_own_look(entry.name)) << entry.name;
+  for (const auto& entry : strategy_table()) EXPECT_TRUE(has_own_look(entry.name)) << entry.name;
 }
 
 TEST(VerifyFigureTest, TheKeyOfTheContextFigureCoversNoPoint) {
