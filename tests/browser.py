@@ -13,7 +13,9 @@ import sys
 import tempfile
 import time
 
-KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Tab": 9, "Escape": 27}
+WEBGL = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # drawn by the CPU
+KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Tab": 9, "Escape": 27, "Control": 17,
+        "PageUp": 33, "PageDown": 34, "F1": 112, " ": 32}
 
 
 def find_browser():
@@ -27,9 +29,10 @@ def skip_without_browser():
 
 
 class Browser:
-    """One page. `messages`: errors and refused loads, as the console of the page reports them."""
+    """One page. `messages`: errors and refused loads, as the console of the page reports them. `webgl`: the page draws
+    with WebGL."""
 
-    def __init__(self, width=1200, height=900, timeout=30.0):
+    def __init__(self, width=1200, height=900, timeout=30.0, webgl=False):
         self.timeout, self.messages, self.requests = timeout, [], []
         self.folder = tempfile.TemporaryDirectory(prefix="blockscope-browser-")
         to_browser, from_browser = os.pipe(), os.pipe()
@@ -42,7 +45,7 @@ class Browser:
             os.dup2(spare[1], 4)
 
         self.process = subprocess.Popen(
-            [find_browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+            [find_browser(), "--headless=new", "--no-sandbox", *(WEBGL if webgl else ["--disable-gpu"]), "--remote-debugging-pipe",
              "--hide-scrollbars", "--force-device-scale-factor=1", "--disable-dev-shm-usage",
              f"--user-data-dir={self.folder.name}", f"--window-size={width},{height}", "about:blank"],
             preexec_fn=place_pipes, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -117,7 +120,8 @@ class Browser:
         self.call("Page.navigate", url="about:blank")
         self.requests.clear()
         self.call("Page.navigate", url=url)
-        self.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
+        self.wait(f"document.readyState === 'complete' && location.href.split('#')[0] === "
+                  f"{json.dumps(url.partition('#')[0])}")
 
     def evaluate(self, script):
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
@@ -138,16 +142,21 @@ class Browser:
                 raise TimeoutError(f"never true: {condition}")
             time.sleep(0.03)
 
-    def key(self, name, shift=False):
+    def key(self, name, shift=False, control=False):
         code = KEYS.get(name, ord(name[0].upper()))
-        event = {"key": name, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        event = {"key": name, "windowsVirtualKeyCode": code, "modifiers": 8 * shift + 2 * control}
         if name == "Enter":
             event["text"] = "\r"
-        elif len(name) == 1:
+        elif len(name) == 1 and not control:
             event["text"] = name
         self.call("Input.dispatchKeyEvent", type="keyDown", **event)
         event.pop("text", None)
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
+        if control:
+            self.call("Input.dispatchKeyEvent", type="keyUp", key="Control", windowsVirtualKeyCode=17, modifiers=0)
+
+    def type(self, text):
+        self.call("Input.insertText", text=text)
 
     def mouse(self, x, y, click=False):
         """Moves the pointer, in pixels of the window, and clicks."""
@@ -155,6 +164,27 @@ class Browser:
         if click:
             for kind in ("mousePressed", "mouseReleased"):
                 self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def drag(self, path):
+        """Presses at the first of these places, moves over the others and lets go at the last."""
+        self.mouse(*path[0])
+        button = {"button": "left", "clickCount": 1}
+        self.call("Input.dispatchMouseEvent", type="mousePressed", x=path[0][0], y=path[0][1], **button)
+        for x, y in path[1:]:
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, button="left", buttons=1)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=path[-1][0], y=path[-1][1], **button)
+
+    def wheel(self, x, y, down):
+        self.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=down)
+
+    def downloads(self, folder):
+        """Files that the page hands over are stored in this folder."""
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
+    def choose(self, selector, path):
+        """Gives a file to an input of the page, as its dialog does."""
+        node = self.call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")["result"]
+        self.call("DOM.setFileInputFiles", files=[str(path)], objectId=node["objectId"])
 
     def place(self, selector):
         """Scrolls the element into view; the middle of its box in the window."""
@@ -168,8 +198,9 @@ class Browser:
     def click(self, selector):
         self.mouse(*self.place(selector), click=True)
 
-    def size(self, width, height):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    def size(self, width, height, scale=1):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
+                  mobile=False)
 
     def media(self, kind="", dark=None):
         """`kind`: "print" or "" for a screen."""

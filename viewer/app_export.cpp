@@ -86,8 +86,11 @@ void App::draw_export() {
   if (!export_ || export_->frames > 0) return;
   ExportRequest& wanted = *export_;
   if (!ImGui::IsPopupOpen("Export panel")) ImGui::OpenPopup("Export panel");
-  ImGui::SetNextWindowSize(ImVec2(560.0F * screen_->scale(), 0.0F), ImGuiCond_Appearing);
-  if (!ImGui::BeginPopupModal("Export panel", nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
+  const float width = 560.0F * screen_->scale();
+  ImGui::SetNextWindowSizeConstraints(ImVec2(width, 0.0F), ImVec2(width, 1e6F));
+  if (!ImGui::BeginPopupModal("Export panel", nullptr,
+                              ImGuiWindowFlags_NoSavedSettings | ImGuiWindowFlags_AlwaysAutoResize))
+    return;
   ImGui::Text("%s, %s", wanted.panel->name, wanted.picture ? "picture (PNG)" : "numbers (CSV)");
   ImGui::SetNextItemWidth(-1.0F);
   const bool enter =
@@ -97,7 +100,11 @@ void App::draw_export() {
   if (outlet_.takes_paths()) {
     ImGui::TextDisabled("in %s", std::filesystem::current_path(ignored).c_str());
   }
-  if (!outlet_.downloads()) ImGui::Checkbox("Replace an existing file", &wanted.replace);
+  if (outlet_.asks()) {
+    ImGui::BeginDisabled(outlet_.downloads());
+    ImGui::Checkbox("Replace an existing file", &wanted.replace);
+    ImGui::EndDisabled();
+  }
   if (!wanted.problem.empty()) ImGui::TextWrapped("%s", wanted.problem.c_str());
   ImGui::Spacing();
   const bool save = ImGui::Button(outlet_.downloads() ? "Download" : "Save") || enter;

@@ -97,8 +97,11 @@ void App::draw_unsaved() {
   CalibrationEdit* edit = unsaved();
   if (edit == nullptr) return std::exchange(leaving_, {})->go();
   if (!ImGui::IsPopupOpen(kPopup)) ImGui::OpenPopup(kPopup);
-  ImGui::SetNextWindowSize(ImVec2(560.0F * screen_->scale(), 0.0F), ImGuiCond_Appearing);
-  if (!ImGui::BeginPopupModal(kPopup, nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
+  const float width = 560.0F * screen_->scale();
+  ImGui::SetNextWindowSizeConstraints(ImVec2(width, 0.0F), ImVec2(width, 1e6F));
+  if (!ImGui::BeginPopupModal(kPopup, nullptr,
+                              ImGuiWindowFlags_NoSavedSettings | ImGuiWindowFlags_AlwaysAutoResize))
+    return;
   CalibrationState& state = state_.of<CalibrationState>();
   if (state.path.empty()) state.path = "reuse.json";
   const std::string& trace = model_.documents()[model_.selection().trace].path;
@@ -116,7 +119,11 @@ void App::draw_unsaved() {
   if (outlet_.takes_paths() && std::filesystem::path(state.path).is_relative()) {
     ImGui::TextDisabled("in %s", std::filesystem::current_path(ignored).c_str());
   }
-  if (!outlet_.downloads()) ImGui::Checkbox("Replace an existing file", &leaving_->replace);
+  if (outlet_.asks()) {
+    ImGui::BeginDisabled(outlet_.downloads());
+    ImGui::Checkbox("Replace an existing file", &leaving_->replace);
+    ImGui::EndDisabled();
+  }
   if (!leaving_->problem.empty()) ImGui::TextWrapped("%s", leaving_->problem.c_str());
   ImGui::Spacing();
   const bool save = ImGui::Button("Save");

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <imgui.h>
-#include <imgui_internal.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -22,7 +21,7 @@ namespace {
 
 /// More frames on their way would only be old when they arrive.
 constexpr std::uint32_t kMostUnseen = 2;
-constexpr int kMostEventsAhead = 2000;
+constexpr std::size_t kMostInputsAhead = 2000;
 
 /// The cursor's name in CSS.
 const char* cursor_name() {
@@ -95,7 +94,7 @@ void RemoteScreen::wake() {
 bool RemoteScreen::wait(double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  bool news = false;
+  bool news = !inputs_.empty();
   while (!should_close()) {
     // Without a page nothing is drawn, and a page that is behind gets no more frames.
     const bool blocked = !attached_ || !sized_ || frame_ - shown_ >= kMostUnseen;
@@ -110,8 +109,10 @@ bool RemoteScreen::wait(double seconds) {
       news = ::read(wake_, &count, sizeof(count)) > 0 || news;
     }
     if (wanted[0].revents != 0) news = receive() || news;
+    if (!sized_) feed();  // the size is what is missing
     if (seconds <= 0.0 && !blocked) break;
   }
+  feed();
   return news;
 }
 
@@ -143,7 +144,14 @@ void RemoteScreen::take(LinkKind kind, std::string_view payload) {
     if (kind == LinkKind::detached) attached_ = false;
     if (kind == LinkKind::file) apply(read_given_file(payload));
     if (kind != LinkKind::events) return;
-    for (const PageInput& input : read_events(payload)) apply(input);
+    for (PageInput& input : read_events(payload)) {
+      if (const auto* press = std::get_if<KeyPress>(&input)) key_of(press->name);  // or an Error
+      if (std::holds_alternative<FrameShown>(input)) {
+        apply(input);
+      } else if (inputs_.size() < kMostInputsAhead) {  // nobody clicks that far ahead: a flood
+        inputs_.push_back(std::move(input));
+      }
+    }
   } catch (const Error& error) {
     send(LinkKind::refused, error.what());
   }
@@ -160,12 +168,18 @@ void RemoteScreen::attach() {
   }
 }
 
-void RemoteScreen::apply(const PageInput& input) {
-  // Dear ImGui takes one click a frame. Nobody clicks that far ahead: this is a flood.
-  if (ImGui::GetCurrentContext()->InputEventsQueue.Size > kMostEventsAhead &&
-      !std::holds_alternative<FrameShown>(input)) {
-    return;
+/// A drag that ends where the pointer went last needs a frame between the move and the release:
+/// Dear ImGui ends a drag before it looks at the place.
+void RemoteScreen::feed() {
+  while (!inputs_.empty()) {
+    if (moved_ && std::holds_alternative<PointerButton>(inputs_.front())) break;
+    moved_ = moved_ || std::holds_alternative<PointerMove>(inputs_.front());
+    apply(inputs_.front());
+    inputs_.pop_front();
   }
+}
+
+void RemoteScreen::apply(const PageInput& input) {
   ImGuiIO& io = ImGui::GetIO();
   struct Visitor {
     RemoteScreen& self;
@@ -199,7 +213,11 @@ void RemoteScreen::apply(const PageInput& input) {
       // An old page's last word must not open the tap for frames that nobody saw.
       if (shown.frame - self.shown_ <= self.frame_ - self.shown_) self.shown_ = shown.frame;
     }
-    void operator()(const LinkFollowed& followed) const { self.links_ = {followed.link}; }
+    void operator()(const LinkFollowed& followed) const {
+      self.links_ = {followed.link};
+      self.told_.erase(
+          "link");  // the page's address shows what was asked for, until it is answered
+    }
     void operator()(const FileGiven& file) const { self.files_ = {{file.name, file.bytes}}; }
   };
   std::visit(Visitor{*this, io}, input);
@@ -225,6 +243,7 @@ void RemoteScreen::tell(const std::string& name, const std::string& json) {
 }
 
 void RemoteScreen::drawn(const ImDrawData& data) {
+  moved_ = false;
   tell("cursor", json_text(cursor_name()));
   tell("typing", ImGui::GetIO().WantTextInput ? "true" : "false");
   if (!attached_) return;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <string>
@@ -42,6 +43,7 @@ class RemoteScreen final : public HeadlessScreen, public Browser {
  private:
   bool receive();  ///< reads what is there; true if anything came
   void take(LinkKind kind, std::string_view payload);
+  void feed();  ///< applies what may come into the next frame
   void apply(const PageInput& input);
   void send(LinkKind kind, std::string_view payload);
   void tell(const std::string& name, const std::string& json);
@@ -52,6 +54,8 @@ class RemoteScreen final : public HeadlessScreen, public Browser {
   bool attached_ = false;
   bool sized_ = false;  ///< the page has told its size
   std::string received_;
+  std::deque<PageInput> inputs_;  ///< that Dear ImGui has not got yet
+  bool moved_ = false;            ///< the pointer, since the last frame
   DrawStream stream_;
   std::uint32_t frame_ = 0;                  ///< number of the last one sent
   std::uint32_t shown_ = 0;                  ///< number of the last one that the page drew
