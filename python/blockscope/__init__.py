@@ -59,22 +59,23 @@ if typing.TYPE_CHECKING:  # pragma: no cover
     from .blocks import Block, Step
     from .plugins import cache, policy, strategy
     from .runtime import Model
+    from .viewing import Picture, View
 
 __version__: str = _core.version
 
 __all__ = [
     "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
-    "Delta", "Error", "Figure", "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "PromptError",
-    "RankError", "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace", "TraceError", "TraceLocked",
-    "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "attention_map", "cache", "calibrate",
-    "compare", "compare_backbone", "metric", "metrics", "open", "policy", "record", "record_engine", "report",
-    "similarity_matrix", "strategy",
+    "Delta", "Error", "Figure", "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "Picture",
+    "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace",
+    "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "View", "analyze",
+    "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric", "metrics", "open", "policy",
+    "record", "record_engine", "report", "similarity_matrix", "strategy",
 ]
 
 
 # Imported when they are used: torch, and modules that take as long to import as a trace to open.
-_LATE = {"Block": "blocks", "Model": "runtime", "Step": "blocks", "cache": "plugins", "policy": "plugins",
-         "strategy": "plugins"}
+_LATE = {"Block": "blocks", "Model": "runtime", "Picture": "viewing", "Step": "blocks", "View": "viewing",
+         "cache": "plugins", "policy": "plugins", "strategy": "plugins"}
 
 
 def __getattr__(name: str) -> typing.Any:

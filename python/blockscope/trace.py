@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .blocks import Block
     from .results import Analysis
     from .text_html import TextHtml
+    from .viewing import Picture, View
 
 _DENOISE = 1  # values of /steps/kind
 
@@ -315,6 +316,29 @@ class Trace:
         """`blockscope.report` of this trace: the page in a notebook, and its figures."""
         self.refresh()
         return report(self, **choices)
+
+    def view(self, *, static: bool = False, select: str = "", panel: str = "", width: int = 1280, height: int = 720,
+             **options: Any) -> View | Picture:
+        """The viewer, as a notebook shows it in a cell: live in a frame, or as a picture that nbconvert keeps.
+
+        Live, it is `blockscope view --serve` on the kernel's machine. A notebook on another machine reaches it through
+        jupyter-server-proxy where the Jupyter server has it, else through a forwarded port (`ssh -L`).
+
+        Args:
+            static: a picture instead of a live viewer.
+            select: where to start, as for ``--select``: "layer=3,head=2,step=4".
+            panel: the panels to show, as for ``--panel``: "attention,heads"; empty: all.
+            width: of the picture, in pixels.
+            height: of the frame or picture, in pixels.
+            options: further options of ``blockscope view``, such as `show="heads=external_mass"` or `light=True`.
+
+        Raises:
+            Error: the command is missing or refuses an option.
+        """
+        from .viewing import view  # takes as long to import as a trace to open
+
+        self.refresh()
+        return view(self.path, static=static, select=select, panel=panel, width=width, height=height, options=options)
 
     # --- shown ----------------------------------------------------------------------------------
 
