@@ -15,7 +15,7 @@ namespace blockscope {
 /// Largest numbers of values that a page holds. Text says what was left out.
 struct ExploreLimits {
   std::size_t positions = 20'000;  ///< of decoded blocks
-  std::size_t weights = 400'000;   ///< of the attention over text
+  std::size_t weights = 500'000;   ///< of the attention over text
   std::size_t cosines = 200'000;   ///< of the heatmaps by layer and head
   std::size_t points = 150'000;    ///< of the curves by layer and head
 };

@@ -339,13 +339,13 @@ function rowsOf(block) {
   block.positions.forEach((position, i) => {
     const token = block.tokens[i];
     const row = {first: position, last: position, count: 1, token, confidence: block.confidence[i],
-                 step: block.decided[i], latest: block.decided[i], ends: ends.has(token)};
+                 step: block.decided[i], steps: [block.decided[i]], ends: ends.has(token)};
     const before = rows[rows.length - 1];
     if (row.ends && row.step > 0 && before?.ends && before.step > 0) {
       before.last = position;
       before.count += 1;
       before.step = Math.min(before.step, row.step);
-      before.latest = Math.max(before.latest, row.latest);
+      before.steps.push(row.step);
     } else {
       rows.push(row);
     }
@@ -354,9 +354,11 @@ function rowsOf(block) {
 }
 
 function chip(row) {
-  const text = data.texts[row.token] + (row.count > 1 ? ` × ${row.count}` : "");
+  const decided = row.steps.filter((step) => step <= state.step).length;
+  const text = data.texts[row.token] + (row.count === 1 ? "" : decided === row.count
+    ? ` × ${row.count}` : ` × ${decided} of ${row.count}`);
   const told = row.count > 1
-    ? `positions ${row.first} to ${row.last}, steps ${row.step} to ${row.latest}`
+    ? `positions ${row.first} to ${row.last}, steps ${row.step} to ${Math.max(...row.steps)}`
     : row.step === 0 ? `position ${row.first}, known before step 1`
                      : `position ${row.first}, step ${row.step}, confidence ${number(row.confidence, 3)}`;
   const known = row.step === 0 || row.count > 1;
@@ -398,7 +400,7 @@ function drawTrajectory() {
   const text = make("p", {class: "text"}, ...rows.map((row) => {
     const node = done(row) ? chip(row) : make("bdi", {class: "dots", "data-tip":
       `position ${row.first}${row.count > 1 ? ` to ${row.last}` : ""}: a mask`}, "·");
-    if (row.step === state.step && state.step > 0) node.classList.add("new");
+    if (state.step > 0 && row.steps.includes(state.step)) node.classList.add("new");
     return node;
   }));
   trajectory.replaceChildren(

@@ -204,6 +204,7 @@ std::string trajectory_css() {
 .trajectory th{font-weight:400;color:var(--faint);text-align:right;padding:0 .4rem 0 0;
 width:3.6rem;font-variant-numeric:tabular-nums}
 .trajectory thead th+th{width:21px;text-align:center;padding:0}
+.trajectory th[scope=row]{white-space:nowrap}
 .trajectory td{height:20px;padding:0}
 .trajectory thead th.room,.trajectory td.room{width:5.5rem}
 .trajectory td.token{position:relative;overflow:visible}

@@ -1,5 +1,6 @@
 """The report's page in Chromium: every part that a reader can use, with numbers from h5py and numpy, and the page
-without scripts and in print: check_report_browser.py MODEL."""
+without scripts and in print: check_report_browser.py MODEL. One file of over 300 lines, because all tests share a
+trace, a page and a browser."""
 
 import json
 import os
@@ -48,6 +49,8 @@ def test_steps(reader, trace, shown):
     check(1)
     reader.browser.click(".bar button[title^='One step forward']")
     check(2)
+    reader.browser.click(".bar button[title^='One step back']")
+    check(1)
     reader.choose("Sequence", 0)
     assert "sequence=0" in reader.see("location.hash") and reader.decided()
     first = reader.see("location.hash")
@@ -141,6 +144,21 @@ def test_hover(reader, trace):
     check_close(last_number(tip[-1]), counts.max() / counts.sum(), tip, 1e-3)
 
 
+def check_cells(reader, selector, wanted, caption):
+    """The colours of a drawn matrix [x, y]: viridis from the caption's least value to 1."""
+    least = float(re.search(r"One colour scale, from (\S+) to 1\.", caption).group(1))
+    stops, pixels = reader.see(f"""(() => {{
+      const canvas = document.querySelector({json.dumps(selector)});
+      const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return [JSON.parse(document.getElementById("explore-data").textContent).viridis, [...image.data]];
+    }})()""")
+    stops = np.array([[int(stop[i:i + 2], 16) for i in (1, 3, 5)] for stop in stops])
+    place = (wanted - least) / (1 - least) * (len(stops) - 1)
+    colours = np.stack([np.interp(place, range(len(stops)), stops[:, c]) for c in range(3)], -1)  # [x, y, 3]
+    shown = np.array(pixels).reshape(*wanted.shape, 4)[..., :3]  # [y, x, 3]
+    np.testing.assert_allclose(shown.swapaxes(0, 1), colours, atol=2.5)
+
+
 def test_layer_and_head(reader, trace):
     reader.open()
     reader.choose("Layer", 5)
@@ -156,6 +174,15 @@ def test_layer_and_head(reader, trace):
             if name == ("A_out", "A_in")[curve]:
                 assert at == f"step s of the pair s, s+1: {steps[i]}"
                 check_close(last_number(value), means[path].mean((5, 3, steps[i])), (name, at), 2e-4)
+    # The curve stands where its axis says: labels of the y axis give the scale.
+    labels = reader.see("""[...document.querySelectorAll("#similarity-over-steps .explore svg text[text-anchor=end]")]
+                           .map((one) => [Number(one.textContent), Number(one.getAttribute("y")) - 4])""")
+    path = reader.see("""document.querySelector("#similarity-over-steps .explore svg path[stroke-width]")
+                         .getAttribute("d")""")
+    (v0, y0), (v1, y1) = labels[0], labels[-1]
+    steps = sorted(t for layer, head, t in means[PATHS[0]].terms if (layer, head) == (5, 3))
+    drawn = [v0 + (float(y) - y0) * (v1 - v0) / (y1 - y0) for y in re.findall(r",([\d.]+)", path)]
+    np.testing.assert_allclose(drawn, [means[PATHS[0]].mean((5, 3, t)) for t in steps], atol=5e-4)
     reader.choose("Head", "")
     assert "Layer 5, all heads" in reader.see("document.querySelector('#similarity-over-steps .explore').innerText")
     reader.choose("Head", 3)
@@ -174,6 +201,8 @@ def test_layer_and_head(reader, trace):
             path = PATHS[path == "A_in"]
             wanted = cosines(trace.at(path, rows[int(s)], 5)[3], trace.at(path, rows[int(t)], 5)[3])[a, b]
             check_close(last_number(value), wanted, (where, a, b), 3e-4)
+    check_cells(reader, "#token-similarity .explore canvas", cosines(
+        trace.at(PATHS[0], rows[1], 5)[3], trace.at(PATHS[0], rows[2], 5)[3]), caption)
     steps = reader.boxes("#step-similarity .explore canvas")
     x, y, width, height = steps[0]
     count = len(rows)
@@ -222,6 +251,25 @@ def test_attention(reader, trace, shown):
     assert f"layer={layer}&head={head}" in reader.see("location.hash")
 
 
+def test_many_at_a_step(reader, folder, model):
+    """Each of the tokens that one step decides has its query."""
+    run("capture", model, "--prompts", model / "demo.jsonl", "--limit", 1, "--record", "full", "-q",
+        "--strategy", "low_confidence_dynamic,threshold=0.5", "-o", folder / "many.h5")
+    run("report", folder / "many.h5", "-o", folder / "many.html", "-q")
+    data = data_of(folder / "many.html")
+    block, step = next((block, step) for block in data["attention"]["blocks"] for step in block["steps"]
+                       if len(step["queries"]) > 2)
+    link = f"#sequence={block['sequence']}&block={block['block']}&step={step['step']}"
+    reader.open(link, page=folder / "many.html")
+    for query in step["queries"]:
+        reader.browser.click(f"#explore-trajectory td.token button[data-position='{query['position']}']")
+        assert f"at position {query['position']}." in reader.see(
+            "document.querySelector('#explore-attention p').innerText")
+    reader.open(f"{link}&position={step['queries'][1]['position']}", page=folder / "many.html")
+    assert f"at position {step['queries'][1]['position']}." in reader.see(
+        "document.querySelector('#explore-attention p').innerText")
+
+
 def test_sorting(reader):
     reader.open()
     column = """[...document.querySelectorAll("#external-mass tbody tr")].map((row) => row.cells[2].textContent)"""
@@ -256,6 +304,11 @@ def test_ends(reader, folder):
                           [row.cells[0].textContent, row.querySelector(".token").textContent])""")
     assert len(marks) == len(block["positions"]) - 4
     assert marks[-1] == [f"{first}–{last}", "<|endoftext|></script><b> × 5"], marks[-1]
+    steps = sorted(block["decided"][-5:])  # a run counts what is decided by now
+    assert steps[1] < steps[2]
+    reader.open(f"#sequence={block['sequence']}&block={block['block']}&step={steps[1]}", page=page)
+    assert reader.see("[...document.querySelectorAll('#explore-trajectory .token')].at(-1).textContent") == \
+        "<|endoftext|></script><b> × 2 of 5"
 
 
 def data_of(page):
@@ -321,11 +374,11 @@ def main():
         reader = Reader(browser, page)
         shown = data_of(page)["shown"]
         shown = shown["sequence"], shown["block"]
-        for test, arguments in ((test_steps, (trace, shown)), (test_play, (shown,)), (test_link, (trace, shown)),
-                                (test_hover, (trace,)), (test_layer_and_head, (trace,)),
-                                (test_attention, (trace, shown)), (test_sorting, ()), (test_ends, (folder,)),
-                                (test_without_scripts_and_in_print, (folder,)),
-                                (test_hostile_title, (folder, trace))):
+        tests = ((test_steps, (trace, shown)), (test_play, (shown,)), (test_link, (trace, shown)),
+                 (test_hover, (trace,)), (test_layer_and_head, (trace,)), (test_attention, (trace, shown)),
+                 (test_many_at_a_step, (folder, model)), (test_sorting, ()), (test_ends, (folder,)),
+                 (test_without_scripts_and_in_print, (folder,)), (test_hostile_title, (folder, trace)))
+        for test, arguments in tests:
             test(reader, *arguments)
             loaded = [url for url in browser.requests if not url.startswith(folder.as_uri()) and url != "about:blank"]
             assert not loaded and not browser.messages, (loaded, browser.messages)
