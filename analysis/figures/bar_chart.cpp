@@ -2,16 +2,25 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <span>
+
 #include "analysis/figures/palette.h"
 #include "analysis/figures/panels.h"
 
 namespace blockscope {
 
-void look_like_methods(std::vector<BarSeries>& series) {
-  std::vector<std::string> names;
-  for (const BarSeries& one : series) names.push_back(one.title);
+void look_like_methods(std::vector<BarSeries>& series, std::vector<std::string> names) {
+  if (names.empty()) {
+    for (const BarSeries& one : series) names.push_back(one.title);
+  }
   const std::vector<LineLook> looks = method_looks(names);
-  for (std::size_t i = 0; i < series.size(); ++i) series[i].color = looks[i].color;
+  for (std::size_t i = 0; i < series.size(); ++i) {
+    const auto before = std::span(looks).first(i);
+    series[i].color = looks[i].color;
+    series[i].density =
+        std::ranges::find(before, looks[i].color, &LineLook::color) == before.end() ? 1.0 : 0.45;
+  }
 }
 
 std::string bar_commands(const BarChart& chart, const std::string& file) {
@@ -24,13 +33,14 @@ std::string bar_commands(const BarChart& chart, const std::string& file) {
                        slot_tics("x", chart.groups, chart.most_labels) + "plot ";
   for (std::size_t s = 0; s < chart.series.size(); ++s) {
     const double offset = (static_cast<double>(s) + 0.5) * width - 0.4;
+    const BarSeries& one = chart.series[s];
+    const std::string_view color =
+        one.color.empty() ? kLineColors[s % kLineColors.size()] : std::string_view(one.color);
     script += fmt::format(
-        "{}'{}' using ($1+{:.6f}):{} with boxes linecolor rgb '{}' "
-        "title '{}'",
-        s == 0 ? "" : ", \\\n  ", file, offset, s + 2,
-        chart.series[s].color.empty() ? kLineColors[s % kLineColors.size()]
-                                      : std::string_view(chart.series[s].color),
-        chart.series[s].title);
+        "{}'{}' using ($1+{:.6f}):{} with boxes linecolor rgb '{}'{} title '{}'",
+        s == 0 ? "" : ", \\\n  ", file, offset, s + 2, color,
+        one.density < 1.0 ? fmt::format(" fillstyle solid {:g} border", one.density) : "",
+        one.title);
   }
   return script + "\n";
 }

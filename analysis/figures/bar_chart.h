@@ -13,6 +13,7 @@ struct BarSeries {
   std::string title;           ///< enhanced text
   std::vector<double> values;  ///< [groups]; NaN: no bar
   std::string color = {};      ///< empty: the next of kLineColors
+  double density = 1.0;        ///< of the fill; below 1: lighter, with an outline
 };
 
 struct BarChart {
@@ -23,8 +24,9 @@ struct BarChart {
   std::size_t most_labels = 24;  ///< of the groups; with more groups, every n-th has a label
 };
 
-/// Gives bars the colours of the methods that their titles name.
-void look_like_methods(std::vector<BarSeries>& series);
+/// Gives bars the colours of the methods that their titles or `names` name. Bars whose colour is
+/// already there are lighter.
+void look_like_methods(std::vector<BarSeries>& series, std::vector<std::string> names = {});
 
 /// Commands of one plot; the data file is `file`, a line per group.
 std::string bar_commands(const BarChart& chart, const std::string& file);

@@ -13,6 +13,7 @@ namespace {
 struct MethodColor {
   std::string_view method, color;
   int point;
+  int dash = 1;  ///< 2 where another method of the same kind has the colour, too
 };
 
 /// One line a method. Methods that are drawn together differ in colour, or at least in shape.
@@ -26,11 +27,11 @@ constexpr std::array kMethods{
     MethodColor{"sparsed+flashblock", okabe_ito::kYellow, 11},
     MethodColor{"quest", okabe_ito::kOrange, 15},
     MethodColor{"oracle", okabe_ito::kSky, 7},
-    MethodColor{"random", okabe_ito::kGrey, 4},
-    MethodColor{"recent", okabe_ito::kSky, 8},
+    MethodColor{"random", okabe_ito::kGrey, 4, 2},
+    MethodColor{"recent", okabe_ito::kSky, 8, 2},
     // Caches.
     MethodColor{"none", okabe_ito::kGrey, 6},
-    MethodColor{"commit", okabe_ito::kGrey, 5},
+    MethodColor{"commit", okabe_ito::kGrey, 5, 2},
     MethodColor{"blockd", okabe_ito::kSky, 5},
     MethodColor{"block", okabe_ito::kPurple, 7},
     MethodColor{"prefix", okabe_ito::kBlue, 5},
@@ -41,13 +42,13 @@ constexpr std::array kMethods{
     MethodColor{"sequential", okabe_ito::kGrey, 7},
     MethodColor{"low_confidence_static", okabe_ito::kBlue, 7},
     MethodColor{"low_confidence_dynamic", okabe_ito::kOrange, 5},
-    MethodColor{"entropy_bounded", okabe_ito::kGreen, 9},
+    MethodColor{"entropy_bounded", okabe_ito::kSky, 9},
     MethodColor{"threshold", okabe_ito::kPurple, 11},
-    MethodColor{"factor", okabe_ito::kSky, 13},
+    MethodColor{"factor", okabe_ito::kSky, 13, 2},
     MethodColor{"prefix_ordered", okabe_ito::kYellow, 15},
     MethodColor{"klass", okabe_ito::kVermilion, 7},
-    MethodColor{"pc_sampler", okabe_ito::kYellow, 7},
-    MethodColor{"wino", okabe_ito::kVermilion, 9},
+    MethodColor{"pc_sampler", okabe_ito::kOrange, 7, 2},
+    MethodColor{"wino", okabe_ito::kGreen, 9},
 };
 
 /// "mage,k=64" and "mage with adapter" are mage; nullptr for other names.
@@ -116,7 +117,7 @@ std::vector<LineLook> method_looks(std::span<const std::string> names) {
     const auto* const shape = std::ranges::find(kPointTypes, method->point);
     const auto place = static_cast<std::size_t>(shape - kPointTypes.begin());
     looks.push_back({method->color, before == 0 ? method->point : kPointTypes[(place + before) % 6],
-                     1 + static_cast<int>(before)});
+                     method->dash + static_cast<int>(before)});
   }
   return looks;
 }

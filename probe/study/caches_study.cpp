@@ -9,7 +9,6 @@
 
 #include "analysis/figures/bar_chart.h"
 #include "analysis/figures/line_chart.h"
-#include "analysis/figures/palette.h"
 #include "command_line/interrupt.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/nan.h"
@@ -224,8 +223,7 @@ Figure CachesStudy::bars(const std::vector<CacheRun>& totals, const char* y_labe
     most = std::max(most, value(totals[m]));
   }
   chart.y_upper = round_up_to(most);
-  const std::vector<LineLook> looks = method_looks(strategies);
-  for (size_t i = 0; i < chart.series.size(); ++i) chart.series[i].color = looks[i].color;
+  look_like_methods(chart.series, strategies);
   Figure figure;
   figure.caption = fmt::format("{} prompts, one at a time.", prompts_.size());
   draw_bars(chart, figure);

@@ -50,6 +50,19 @@ TEST(Palette, CurvesOfAFigureDiffer) {
   }
 }
 
+TEST(Palette, BarsOfOneColourDifferInTheirFill) {
+  std::vector<BarSeries> bars{{"mage", {1.0}}, {"mage, one thread", {1.0}}, {"quest", {1.0}}};
+  look_like_methods(bars);
+  EXPECT_EQ(bars[0].color, bars[1].color);
+  EXPECT_EQ(bars[0].density, 1.0);
+  EXPECT_LT(bars[1].density, 1.0);
+  EXPECT_EQ(bars[2].density, 1.0);
+  const std::string commands =
+      bar_commands({.x_label = "", .y_label = "", .series = bars}, "b.tsv");
+  EXPECT_NE(commands.find("fillstyle solid 0.45 border title 'mage, one thread'"),
+            std::string::npos);
+}
+
 TEST(Palette, OtherNamesTakeColoursThatAreLeft) {
   const std::vector<LineLook> all = looks({"mine", "flashblock", "mage"});
   EXPECT_NE(all[0].color, all[1].color);
