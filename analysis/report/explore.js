@@ -503,9 +503,12 @@ function drawAttention() {
   }
   const weights = shares(query.heads[headKey(...head)]).map((root) => root * root);
   const outside = data.attention.keys[entry.keys.outside];
-  const keys = [...outside.positions, ...entry.keys.positions].map((position, i) => ({
-    position, weight: weights[i], inside: i >= outside.positions.length,
-    token: [...outside.tokens, ...entry.keys.tokens][i]}));
+  const tokens = [...outside.tokens, ...entry.keys.tokens];
+  const places = outside.positions.length === outside.tokens.length ? outside.positions
+    : outside.tokens.map((_, i) => outside.positions[0] + i);
+  const keys = [...places, ...entry.keys.positions].map((position, i) => ({
+    position, weight: weights[i], inside: i >= places.length,
+    token: tokens[i]}));
   keys.sort((a, b) => a.position - b.position);
   const sorted = [...keys].sort((a, b) => b.weight - a.weight);
   const block = blockNow();

@@ -8,6 +8,7 @@
 #include <limits>
 #include <set>
 
+#include "analysis/figures/number_text.h"
 #include "analysis/metrics/attention_map.h"
 #include "analysis/metrics/block_decisions.h"
 #include "analysis/report/attention_html.h"
@@ -86,6 +87,17 @@ std::size_t weights_of(const std::vector<DecidingStep>& steps) {
   return count;
 }
 
+/// Positions as a list, or [first] where each is one more than the one before.
+json places_of(std::span<const std::int32_t> positions) {
+  for (std::size_t i = 1; i < positions.size(); ++i) {
+    if (positions[i] != positions[i - 1] + 1)
+      return std::vector(positions.begin(), positions.end());
+  }
+  json places = json::array();
+  if (!positions.empty()) places.push_back(positions.front());
+  return places;
+}
+
 /// The weights of some heads at one step: [position][head].
 json step_json(const TraceReader& trace, const DecidingStep& step, std::span<const Head> heads,
                json& keys, PageTexts& texts) {
@@ -109,9 +121,8 @@ json step_json(const TraceReader& trace, const DecidingStep& step, std::span<con
       }
       // The keys outside a block are often the same at all its steps.
       const auto outside = static_cast<std::ptrdiff_t>(map.num_external);
-      json shared{
-          {"positions", std::vector(map.positions.begin(), map.positions.begin() + outside)},
-          {"tokens", std::vector<json>(ids.begin(), ids.begin() + outside)}};
+      json shared{{"positions", places_of(std::span(map.positions).first(map.num_external))},
+                  {"tokens", std::vector<json>(ids.begin(), ids.begin() + outside)}};
       if (keys.empty() || keys.back() != shared) keys.push_back(std::move(shared));
       key_list = {{"outside", keys.size() - 1},
                   {"positions", std::vector(map.positions.begin() + outside, map.positions.end())},
@@ -146,6 +157,11 @@ AttentionOverText attention_over_text(const TraceReader& trace,
   }
   if (of_all == 0) return {};
   // Other sequences get fewer heads, and most of the room is for the shown one.
+  // Each block also has the list of its keys.
+  std::size_t lists = 0;
+  for (const std::vector<DecidingStep>& list : steps) lists += list.empty() ? 0 : list[0].keys;
+  const std::size_t all_room = limit;
+  limit -= std::min(limit / 2, lists);
   const std::size_t of_others = of_all - of_sequence;
   const std::size_t room = of_others == 0 ? limit : limit / 4 * 3;
   const std::size_t here =
@@ -162,11 +178,11 @@ AttentionOverText attention_over_text(const TraceReader& trace,
     json list = json::array();
     for (const DecidingStep& step : steps[b]) {
       const std::size_t size = step.keys * step.positions.size() * heads_here;
-      if (used > 0 && used + size > limit) {
+      if (used > 0 && used + size > all_room) {
         ++left_out;
         continue;
       }
-      used += size;
+      used += size + (list.empty() ? step.keys : 0);
       list.push_back(step_json(trace, step, std::span(shown).first(heads_here), keys, texts));
     }
     if (list.empty()) continue;
@@ -178,9 +194,11 @@ AttentionOverText attention_over_text(const TraceReader& trace,
   AttentionOverText result{{{"heads", names}, {"keys", keys}, {"blocks", found}}, ""};
   const std::size_t fewest = of_others == 0 ? here : std::min(here, elsewhere);
   if (fewest < shown.size() || left_out > 0) {
-    result.left_out = fmt::format("the attention of {} of {} heads{}{}", shown.size() - fewest,
-                                  shown.size(), here > fewest ? " outside the shown sequence" : "",
-                                  left_out == 0 ? "" : fmt::format(" and of {} steps", left_out));
+    result.left_out = fmt::format(
+        "the attention of {} of {} heads{}{}", shown.size() - fewest, shown.size(),
+        here > fewest ? " outside the shown sequence" : "",
+        left_out == 0 ? ""
+                      : " and of " + counted(static_cast<std::int64_t>(left_out), "step", "steps"));
   }
   return result;
 }

@@ -132,15 +132,25 @@ json explore_data(const TraceGroup& traces, const std::vector<BlockSteps>& block
   PageTexts texts(trace);
   json left_out = json::array();
   std::vector<BlockSteps> held;
+  std::map<std::int64_t, std::map<std::int32_t, json>> decoded;  // by sequence and block
   std::size_t positions = 0;
   for (const BlockSteps& block : by_interest(blocks, choice)) {
     positions += static_cast<std::size_t>(meta.block_length);
+    if (!decoded.contains(block.sequence)) positions += TrajectoryLimits().prompt_tokens;
     if (!held.empty() && positions > limits.positions) break;
+    try {
+      decoded[block.sequence][block.block] = block_json(trace, block, texts);
+    } catch (const CorruptTrace&) {
+      throw;
+    } catch (const TraceError&) {
+      continue;  // inserts or deletes positions
+    }
     held.push_back(block);
   }
   if (held.size() < blocks.size()) {
     left_out.push_back(fmt::format("{} of {} blocks", blocks.size() - held.size(), blocks.size()));
   }
+  if (held.empty()) return nullptr;
   json data;
   const AttentionOverText attention =
       attention_over_text(trace, held, choice, metrics.find("heads"), limits.weights, texts);
@@ -152,18 +162,11 @@ json explore_data(const TraceGroup& traces, const std::vector<BlockSteps>& block
   for (const std::string& figure : too_large) {
     left_out.push_back(fmt::format("the curves of \"{}\" by layer and head", figure));
   }
-  std::ranges::stable_sort(
-      held, {}, [](const BlockSteps& block) { return std::pair(block.sequence, block.block); });
-  json decoded = json::array();
-  std::map<std::int64_t, json> sequences;
-  for (const BlockSteps& block : held) {
-    decoded.push_back(block_json(trace, block, texts));
-    if (!sequences.contains(block.sequence)) {
-      sequences[block.sequence] = sequence_json(trace, block.sequence);
-    }
+  for (const auto& [sequence, blocks_of] : decoded) {
+    if (blocks_of.empty()) continue;
+    data["sequences"].push_back(sequence_json(trace, sequence));
+    for (const auto& [index, block] : blocks_of) data["blocks"].push_back(block);
   }
-  data["blocks"] = decoded;
-  for (const auto& [index, sequence] : sequences) data["sequences"].push_back(sequence);
   data["layers"] = meta.layers;
   data["heads"] = meta.heads;
   data["kv_heads"] = meta.kv_heads;
