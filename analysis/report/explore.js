@@ -632,7 +632,8 @@ const SHAPES = [
 const shapeOf = (s) => SHAPES[s % SHAPES.length];
 
 function chart({places, names, colors, x, y, even}, series) {
-  const [width, height, left, right, top, bottom] = [720, 300, 64, 90, 12, 46];
+  const right = 44 + 7 * Math.max(...names.map((name) => name.length));  // room for the key
+  const [width, height, left, top, bottom] = [720, 300, 64, 12, 46];
   const all = series.flat().filter(Number.isFinite);
   if (all.length === 0) return make("p", {class: "note"}, "No values.");
   const most = Math.max(...all);

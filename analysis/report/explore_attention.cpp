@@ -156,14 +156,14 @@ AttentionOverText attention_over_text(const TraceReader& trace,
     if (block.sequence == blocks.front().sequence) of_sequence += weights_of(steps.back());
   }
   if (of_all == 0) return {};
-  // Other sequences get fewer heads, and most of the room is for the shown one.
+  // The shown sequence has half of the room, so it has more heads than others.
   // Each block also has the list of its keys.
   std::size_t lists = 0;
   for (const std::vector<DecidingStep>& list : steps) lists += list.empty() ? 0 : list[0].keys;
   const std::size_t all_room = limit;
   limit -= std::min(limit / 2, lists);
   const std::size_t of_others = of_all - of_sequence;
-  const std::size_t room = of_others == 0 ? limit : limit / 4 * 3;
+  const std::size_t room = of_others == 0 ? limit : limit / 2;
   const std::size_t here =
       of_sequence == 0 ? 0 : std::clamp<std::size_t>(room / of_sequence, 1, shown.size());
   const std::size_t left = limit - std::min(limit, here * of_sequence);

@@ -220,7 +220,7 @@ def test_attention(reader, trace, shown):
     when = decided_at(trace, *shown)
     file = trace.file
     shift = int(file.attrs.get("logit_shift", 0))
-    for step, layer, head in ((3, 3, 2), (4, 0, 2), (7, 5, 0)):
+    for step, layer, head in ((3, 3, 5), (4, 0, 2), (7, 5, 0)):
         reader.open(f"#sequence={shown[0]}&block={shown[1]}&step={step}&layer={layer}&head={head}")
         title = reader.see("document.querySelector('#explore-attention p').innerText")
         query, position = (int(v) for v in re.search(
