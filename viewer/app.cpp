@@ -76,7 +76,9 @@ void App::wait_and_draw() {
   constexpr double kCursor = 0.3;  // blinks
   constexpr double kStill = 3600.0;
   constexpr int kSettling = 3;  // frames; ImGui needs several to place new items
-  if (model_.data().busy() || state_.playback.playing) frames_owed_ = kSettling;
+  // Of clicks that come at once, ImGui takes one a frame.
+  const bool more = ImGui::GetCurrentContext()->InputEventsQueue.Size > 0;
+  if (model_.data().busy() || state_.playback.playing || more) frames_owed_ = kSettling;
   // The desktop's file dialog doesn't wake the window when it is done.
   const bool typing = ImGui::GetIO().WantTextInput || file_dialog_;
   if (screen_->wait(frames_owed_ > 0 ? kMoving : typing ? kCursor : kStill)) {

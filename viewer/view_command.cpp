@@ -7,13 +7,13 @@
 #include <cctype>
 #include <charconv>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <optional>
 
 #include "analysis/results/read_csv.h"
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
+#include "command_line/standard_streams.h"
 #include "command_line/text_output.h"
 #include "decode_record/base/error.h"
 #include "decode_record/files/output_file.h"
@@ -119,8 +119,18 @@ void run_server(const ViewFlags& flags) {
           fmt::format("--serve: expected a port from 1 to 65535, got {}", *flags.serve));
     }
   }
+  for (const std::string& host : flags.hosts) {
+    const bool plain = !host.empty() && std::ranges::all_of(host, [](unsigned char letter) {
+      return std::isalnum(letter) || letter == '.' || letter == '-' || letter == '_';
+    });
+    if (!plain && host != "*" && !host.starts_with('[')) {
+      throw UsageError(fmt::format(
+          "--host: expected a host name without scheme, port and path, or *, got '{}'", host));
+    }
+  }
   AppOptions options = app_options(flags);
   options.traces.clear();
+  { const App checked(options, std::make_unique<HeadlessScreen>(ScreenOptions())); }  // mistakes
   for (const std::string& path : flags.traces) {
     if (std::filesystem::is_directory(path)) continue;
     const TraceReader reader(path);  // a mistyped name is reported here
@@ -144,14 +154,19 @@ void run_server(const ViewFlags& flags) {
   server.ready = [&](int bound) {
     const bool beyond = flags.listen != "127.0.0.1";
     if (beyond) {
-      std::cerr << "blockscope: warning: whoever reaches " << flags.listen
-                << " and has the link can look at these traces. Nothing is encrypted.\n";
+      note(
+          "blockscope: warning: whoever reaches {} and has the link can look at these traces. "
+          "Nothing "
+          "is encrypted.\n",
+          flags.listen);
     }
-    std::cout << fmt::format("http://{}:{}/?token={}\n",
-                             flags.listen == "0.0.0.0" ? "127.0.0.1" : flags.listen, bound,
-                             server.token)
-              << std::flush;
-    std::cerr << fmt::format(
+    const std::string address = flags.listen == "0.0.0.0" ? "127.0.0.1" : flags.listen;
+    say("http://{}:{}/?token={}\n", address, bound, server.token);
+    const PrintedState printed = flush_standard_output();
+    if (!printed.whole) {
+      throw Error(fmt::format("view --serve: the link can't be printed: {}", printed.problem));
+    }
+    note(
         "Open this link in a browser. From another computer, first run there: "
         "ssh -L {0}:127.0.0.1:{0} THIS_MACHINE\nCtrl+C ends the viewer.\n",
         bound);

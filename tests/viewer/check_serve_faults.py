@@ -11,7 +11,7 @@ import time
 
 from page_client import Channel, Closed, dial, get, status_of, upgrade_text
 from serve_soak import soak
-from served import LATE, PEOPLE, Watched, bounded, descriptors, private_kib, run_checks, served, wait_until
+from served import LATE, PEOPLE, Watched, bounded, descriptors, ends, private_kib, run_checks, served, wait_until
 from view_harness import skip_without_viewer
 
 
@@ -83,13 +83,12 @@ def check_a_page_that_returns():
             page = server.page(session=page.session).open()
         page.settle()
         assert server.viewers() == viewer and page.told["link"] == link
-        # A tab that was duplicated has the same name, and gets a viewer of its own.
+        # A tab that was duplicated has the same name. It takes the viewer over, and the first one is told.
         twin = server.page(session=page.session).open()
-        assert len(server.viewers()) == 2
         twin.key("UpArrow")
         twin.settle()
-        page.latency()
-        page.close()
+        assert server.viewers() == viewer
+        assert ends(page)[0] == 4001
         twin.close()
         for session in ("", "../../x", "A" * 32, "0" * 31, "a" * 300):
             other = server.page(session=session).open()
@@ -105,8 +104,7 @@ def check_a_page_that_is_gone_without_a_word():
         viewer = server.viewers()
         back = server.page(session=page.session).open()  # `page` is neither closed nor read
         back.settle()
-        print(f"  returning before the old connection is known to be gone: {len(server.viewers())} viewers, "
-              f"{'the same' if server.viewers() == viewer else 'another one'}")
+        assert server.viewers() == viewer, "unsaved work is out of reach"
         back.latency()
         page.link.close()
 

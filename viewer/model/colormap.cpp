@@ -40,7 +40,7 @@ Colormap::Colormap(std::string_view name) : name_(name) {
   const std::string_view base = reversed ? name.substr(0, name.size() - 2) : name;
   const auto found = std::ranges::find(kColormapNames, base);
   if (found == kColormapNames.end()) {
-    throw UsageError(fmt::format("colour map: expected one of {} (or with _r: reversed), got '{}'",
+    throw UsageError(fmt::format("--colormap: expected one of {} (or with _r: reversed), got '{}'",
                                  fmt::join(kColormapNames, ", "), name));
   }
   const auto which = static_cast<std::size_t>(found - kColormapNames.begin());

@@ -37,7 +37,9 @@ std::string refusal(const PageRequest& request, std::string_view token,
                     const std::vector<std::string>& hosts, bool any_host, bool websocket) {
   const std::string name = host_name(request.host);
   // A site whose name is made to point to this machine must not reach the viewer (DNS rebinding).
-  if (!any_host && !std::ranges::count(kLoopback, name) && !std::ranges::count(hosts, name)) {
+  const bool named = std::ranges::any_of(
+      hosts, [&](const std::string& host) { return host == "*" || lower(host) == name; });
+  if (!any_host && !named && !std::ranges::count(kLoopback, name)) {
     return "The server does not answer for this host name. If a proxy leads to it, start it with "
            "--host NAME.";
   }

@@ -55,7 +55,7 @@ using PageInput =
 
 /// Largest messages: of events, and with a file.
 inline constexpr std::size_t kMostEventBytes = std::size_t{64} << 10U;
-inline constexpr std::size_t kMostFileBytes = std::size_t{8} << 20U;
+inline constexpr std::size_t kMostFileBytes = std::size_t{4} << 20U;
 
 /// A message of events: a JSON array of arrays, each with a letter and its values. Throws Error
 /// that names what is wrong.

@@ -59,6 +59,16 @@ ImGuiKey key_of(const std::string& name) {
   throw Error("a message of the page: expected the name of a key");
 }
 
+/// Nobody moves and types so far ahead: it is a flood. What ends a press, or changes the page, is
+/// kept for longer.
+bool is_dispensable(const PageInput& input) {
+  const auto* button = std::get_if<PointerButton>(&input);
+  const auto* press = std::get_if<KeyPress>(&input);
+  return (button != nullptr && button->down) || (press != nullptr && press->down) ||
+         std::holds_alternative<PointerMove>(input) ||
+         std::holds_alternative<PointerWheel>(input) || std::holds_alternative<TypedText>(input);
+}
+
 std::string json_text(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
@@ -135,6 +145,7 @@ bool RemoteScreen::receive() {
     at += kLinkHeader + bytes;
   }
   received_.erase(0, at);
+  if (received_.empty()) std::string().swap(received_);  // a large file was in it
   return true;
 }
 
@@ -148,7 +159,7 @@ void RemoteScreen::take(LinkKind kind, std::string_view payload) {
       if (const auto* press = std::get_if<KeyPress>(&input)) key_of(press->name);  // or an Error
       if (std::holds_alternative<FrameShown>(input)) {
         apply(input);
-      } else if (inputs_.size() < kMostInputsAhead) {  // nobody clicks that far ahead: a flood
+      } else if (inputs_.size() < (is_dispensable(input) ? 1 : 2) * kMostInputsAhead) {
         inputs_.push_back(std::move(input));
       }
     }

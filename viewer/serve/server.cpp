@@ -6,7 +6,6 @@
 #include <libwebsockets.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -18,12 +17,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <iostream>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "command_line/interrupt.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/base/error.h"
 #include "viewer/serve/page_access.h"
 #include "viewer/serve/page_input.h"
@@ -45,7 +45,19 @@ constexpr int kPortsTried = 100;
 constexpr rlim_t kDescriptors = 8192;
 constexpr const char* kProtocol = "blockscope";
 
+/// lws passes `list` to the callback; it is first, so that is the timer.
+struct Timer {
+  lws_sorted_usec_list_t list{};
+  void* owner = nullptr;
+
+  template <typename Owner>
+  static Owner& owner_of(lws_sorted_usec_list_t* list) {
+    return *static_cast<Owner*>(reinterpret_cast<Timer*>(list)->owner);
+  }
+};
+
 struct Session {
+  Timer retry;  // of writing to the process; see write_child()
   std::string id;
   pid_t process = -1;
   lws* child = nullptr;    // the socket to the process
@@ -57,9 +69,18 @@ struct Session {
   std::string header;            // of the message that comes from the process
   std::size_t message_left = 0;  // bytes of it
   bool message_begins = false;
-  bool forward = false;  // to the page; else nobody wants it
-  std::string piece;     // read, and not yet sent to the page
-  bool over = false;     // the viewer was closed
+  bool forward = false;     // to the page; else nobody wants it
+  std::string piece;        // read, and not yet sent to the page
+  std::string refused;      // why, as far as it has arrived
+  bool refusing = false;    // the message that comes is that reason
+  bool over = false;        // the viewer was closed
+  Clock::time_point ended;  // when that was noticed
+};
+
+/// A process whose socket is closed: it ends by itself, unless it hangs.
+struct Leaving {
+  pid_t process;
+  Clock::time_point since;
 };
 
 class Server {
@@ -80,9 +101,12 @@ class Server {
   Session* session_of_page(const lws* wsi);
   Session* session_of_child(const lws* wsi);
   int admit(lws* wsi);
+  bool make_room();
   Session* begin_session(const std::string& id);
   void detach(Session& session);
   void end_session(Session& session);
+  void over(Session& session);
+  void bury(bool wait);
   void tell(Session& session, LinkKind kind, std::string_view payload);
   int from_page(Session& session, lws* wsi, const char* data, std::size_t length);
   int read_child(Session& session);
@@ -94,6 +118,9 @@ class Server {
   lws_context* context_ = nullptr;
   lws_vhost* host_ = nullptr;
   std::map<std::string, std::unique_ptr<Session>> sessions_;
+  std::set<lws*> displaced_;  // pages whose viewer another page shows now
+  std::vector<Leaving> leaving_;
+  Timer look_;
 };
 
 Server& server_of(lws* wsi) {
@@ -112,6 +139,8 @@ int page_callback(lws* wsi, lws_callback_reasons reason, void* /*user*/, void* i
 
 int child_callback(lws* wsi, lws_callback_reasons reason, void* /*user*/, void* /*in*/,
                    std::size_t /*length*/) {
+  // A WebSocket that asks for this protocol by its name.
+  if (reason == LWS_CALLBACK_FILTER_PROTOCOL_CONNECTION) return -1;
   return server_of(wsi).on_child(wsi, reason);
 }
 
@@ -139,12 +168,17 @@ std::string argument(lws* wsi, const char* name) {
   return found == nullptr ? "" : found;
 }
 
-int refuse_page(lws* wsi, const std::string& reason) {
-  std::string text = reason;  // lws takes it without const
-  lws_close_reason(wsi, LWS_CLOSE_STATUS_POLICY_VIOLATION,
-                   reinterpret_cast<unsigned char*>(text.data()),
-                   std::min<std::size_t>(text.size(), 120));
+constexpr auto kMoved = static_cast<lws_close_status>(4001);  // page.html knows it
+
+/// What a callback returns to close this WebSocket with a reason.
+int close_page(lws* wsi, lws_close_status status, std::string reason) {
+  lws_close_reason(wsi, status, reinterpret_cast<unsigned char*>(reason.data()),
+                   std::min<std::size_t>(reason.size(), 120));
   return -1;
+}
+
+int refuse_page(lws* wsi, const std::string& reason) {
+  return close_page(wsi, LWS_CLOSE_STATUS_POLICY_VIOLATION, reason);
 }
 
 /// Sends a short page with this status.
@@ -181,12 +215,27 @@ std::string refused_page(const std::string& reason) {
 
 Server::~Server() {
   for (auto& [id, session] : sessions_) {
-    if (session->process > 0) ::kill(session->process, SIGTERM);
+    lws_sul_cancel(&session->retry.list);
+    if (session->process > 0) leaving_.push_back({session->process, Clock::now()});
   }
-  if (context_ != nullptr) lws_context_destroy(context_);
-  for (auto& [id, session] : sessions_) {
-    if (session->process > 0) ::waitpid(session->process, nullptr, 0);
-  }
+  lws_sul_cancel(&look_.list);
+  if (context_ != nullptr) lws_context_destroy(context_);  // closes the sockets
+  bury(true);
+}
+
+/// Takes leave of processes that have ended, and kills those that hang. One that even that does not
+/// end (it waits for a disk) is left to the system.
+void Server::bury(bool wait) {
+  constexpr auto kGrace = std::chrono::seconds(2);
+  constexpr auto kLast = std::chrono::seconds(3);
+  do {
+    std::erase_if(leaving_, [&](const Leaving& one) {
+      const auto passed = Clock::now() - one.since;
+      if (passed > kGrace) ::kill(one.process, SIGKILL);
+      return ::waitpid(one.process, nullptr, WNOHANG) != 0 || passed > kLast;
+    });
+    if (wait && !leaving_.empty()) ::usleep(10000);
+  } while (wait && !leaving_.empty());
 }
 
 bool Server::listen_on(int port) {
@@ -234,9 +283,8 @@ void Server::run() {
     descriptors.rlim_cur = std::min(descriptors.rlim_max, kDescriptors);
     ::setrlimit(RLIMIT_NOFILE, &descriptors);
   }
-  lws_set_log_level(LLL_ERR, [](int /*level*/, const char* line) {
-    std::cerr << "blockscope: view --serve: " << line;
-  });
+  lws_set_log_level(
+      LLL_ERR, [](int /*level*/, const char* line) { note("blockscope: view --serve: {}", line); });
   // A page that is gone without a word (a laptop that sleeps) is noticed after the second number.
   static const std::array<std::uint32_t, 1> kNoRetries = {0};
   static const lws_retry_bo_t kAlive = {kNoRetries.data(), 0, 0, 20, 40, 0};
@@ -245,7 +293,7 @@ void Server::run() {
   info.options = LWS_SERVER_OPTION_EXPLICIT_VHOSTS | LWS_SERVER_OPTION_DISABLE_IPV6;
   info.user = this;
   info.retry_and_idle_policy = &kAlive;
-  info.max_http_header_pool = 256;
+  info.max_http_header_pool = 4096;
   info.fd_limit_per_thread = static_cast<unsigned>(descriptors.rlim_cur);
   context_ = lws_create_context(&info);
   if (context_ == nullptr) throw Error("view --serve: the web server can't begin");
@@ -264,26 +312,40 @@ void Server::run() {
     if (listen_on(next)) port = next;
   }
   options_.ready(port);
-  auto looked = Clock::now();
-  while (InterruptGuard::signal() == 0) {
-    lws_service(context_, 0);
-    if (Clock::now() - looked < std::chrono::milliseconds(200)) continue;
-    looked = Clock::now();
-    look_after();
-  }
+  look_.owner = this;
+  look_after();
+  while (InterruptGuard::signal() == 0) lws_service(context_, 0);
 }
 
-/// Ends viewers that were closed, and those whose page did not return.
+/// Twice a second: ends viewers that were closed, and those whose page did not return. It also
+/// limits how long a signal can go unnoticed.
 void Server::look_after() {
+  constexpr lws_usec_t kPeriod = 500000;
+  constexpr auto kFarewell = std::chrono::seconds(5);  // for the page to be told
+  bury(false);
   std::vector<Session*> ending;
   for (auto& [id, session] : sessions_) {
     if (session->process > 0 && ::waitpid(session->process, nullptr, WNOHANG) == session->process) {
       session->process = -1;
+      over(*session);
     }
-    const bool forgotten = session->page == nullptr && Clock::now() - session->left > kPatience;
-    if (session->process < 0 || session->over || forgotten) ending.push_back(session.get());
+    const auto now = Clock::now();
+    const bool told = session->page == nullptr || now - session->ended > kFarewell;
+    const bool forgotten = session->page == nullptr && now - session->left > kPatience;
+    if ((session->over && told) || forgotten) ending.push_back(session.get());
   }
   for (Session* session : ending) end_session(*session);
+  lws_sul_schedule(
+      context_, 0, &look_.list,
+      [](lws_sorted_usec_list_t* timer) { Timer::owner_of<Server>(timer).look_after(); }, kPeriod);
+}
+
+/// The viewer has ended; its page is told.
+void Server::over(Session& session) {
+  if (session.over) return;
+  session.over = true;
+  session.ended = Clock::now();
+  if (session.page != nullptr) lws_callback_on_writable(session.page);
 }
 
 std::string Server::why_not(lws* wsi, bool websocket) const {
@@ -348,6 +410,11 @@ int Server::on_page(lws* wsi, lws_callback_reasons reason, void* in, std::size_t
     return why_not(wsi, true).empty() ? 0 : -1;
   }
   if (reason == LWS_CALLBACK_ESTABLISHED) return admit(wsi);
+  if (displaced_.contains(wsi)) {
+    if (reason == LWS_CALLBACK_CLOSED) displaced_.erase(wsi);
+    if (reason != LWS_CALLBACK_SERVER_WRITEABLE) return 0;
+    return close_page(wsi, kMoved, "shown by another page");
+  }
   Session* session = session_of_page(wsi);
   if (session == nullptr) return 0;
   if (reason == LWS_CALLBACK_RECEIVE) {
@@ -363,12 +430,18 @@ int Server::admit(lws* wsi) {
   const std::string id = argument(wsi, "session");
   const auto found = sessions_.find(id);
   Session* session = nullptr;
-  if (found != sessions_.end() && found->second->page == nullptr && !found->second->over) {
+  if (found != sessions_.end() && !found->second->over) {
     session = found->second.get();
-  } else if (sessions_.size() >= kMostSessions) {
-    return refuse_page(wsi, fmt::format("{} people are looking already. Close a page, or wait for "
-                                        "five minutes.",
-                                        kMostSessions));
+    if (session->page != nullptr) {
+      // Its connection is gone without a word, or the tab was duplicated.
+      displaced_.insert(session->page);
+      lws_callback_on_writable(session->page);
+      detach(*session);
+    }
+  } else if (!make_room()) {
+    return refuse_page(
+        wsi, fmt::format("{} people are looking already. Close a page, and reload this one.",
+                         kMostSessions));
   } else {
     const bool plain = id.size() == 32 && std::ranges::all_of(id, [](unsigned char letter) {
                          return std::isxdigit(letter) != 0;
@@ -382,10 +455,21 @@ int Server::admit(lws* wsi) {
   return 0;
 }
 
+/// Where all places are taken, the viewer that was left longest ago gives way.
+bool Server::make_room() {
+  if (sessions_.size() < kMostSessions) return true;
+  Session* oldest = nullptr;
+  for (auto& [id, session] : sessions_) {
+    if (session->page != nullptr) continue;
+    if (oldest == nullptr || session->left < oldest->left) oldest = session.get();
+  }
+  if (oldest != nullptr) end_session(*oldest);
+  return oldest != nullptr;
+}
+
 Session* Server::begin_session(const std::string& id) {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) return nullptr;
-  const pid_t server = ::getpid();
   const pid_t process = ::fork();
   if (process < 0) {
     ::close(ends[0]);
@@ -394,10 +478,10 @@ Session* Server::begin_session(const std::string& id) {
   }
   if (process == 0) {
     // This process has one thread, so the copy of its memory is whole. Nothing of the server's may
-    // stay open in it: a page's connection must end when the server ends it.
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != server) ::_exit(1);
-    for (const int sign : {SIGINT, SIGTERM, SIGHUP}) ::signal(sign, SIG_DFL);
+    // stay open in it: a page's connection must end when the server ends it. The viewer ends when
+    // its socket does, whatever ends the server, and takes its temporary files with it.
+    for (const int sign : {SIGINT, SIGHUP, SIGUSR1}) ::signal(sign, SIG_IGN);
+    ::signal(SIGTERM, SIG_DFL);
     constexpr int kMine = 3;
     if (ends[1] != kMine) ::dup2(ends[1], kMine);
     ::fcntl(kMine, F_SETFD, FD_CLOEXEC);
@@ -405,14 +489,14 @@ Session* Server::begin_session(const std::string& id) {
     try {
       options_.view(kMine);
     } catch (const std::exception& error) {
-      std::cerr << "blockscope: view --serve: " << error.what() << '\n';
+      note("blockscope: view --serve: {}\n", error.what());
     }
-    std::cerr.flush();
     ::_exit(0);
   }
   ::close(ends[1]);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   auto session = std::make_unique<Session>();
+  session->retry.owner = session.get();
   session->id = id;
   session->process = process;
   lws_sock_file_fd_type descriptor;
@@ -447,10 +531,8 @@ void Server::end_session(Session& session) {
   if (session.child != nullptr) {
     lws_set_timeout(session.child, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);
   }
-  if (session.process > 0) {
-    ::kill(session.process, SIGTERM);
-    ::waitpid(session.process, nullptr, 0);
-  }
+  if (session.process > 0) leaving_.push_back({session.process, Clock::now()});
+  lws_sul_cancel(&session.retry.list);
   sessions_.erase(std::string(session.id));
 }
 
@@ -477,7 +559,7 @@ int Server::from_page(Session& session, lws* wsi, const char* data, std::size_t 
   session.from_page.append(data, length);
   if (lws_is_final_fragment(wsi) == 0 || lws_remaining_packet_payload(wsi) != 0) return 0;
   tell(session, session.from_page_is_file ? LinkKind::file : LinkKind::events, session.from_page);
-  session.from_page.clear();
+  std::string().swap(session.from_page);
   return 0;
 }
 
@@ -488,8 +570,7 @@ int Server::on_child(lws* wsi, lws_callback_reasons reason) {
   if (reason == LWS_CALLBACK_RAW_WRITEABLE_FILE) return write_child(*session);
   if (reason == LWS_CALLBACK_RAW_CLOSE_FILE) {
     session->child = nullptr;
-    session->over = true;
-    if (session->page != nullptr) lws_callback_on_writable(session->page);
+    over(*session);
   }
   return 0;
 }
@@ -500,12 +581,21 @@ int Server::write_child(Session& session) {
         ::send(lws_get_socket_fd(session.child), session.to_child.data(),
                std::min(session.to_child.size(), kPiece), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) {
-      lws_callback_on_writable(session.child);
+      // Not lws_callback_on_writable(): lws forgets what is asked for inside this callback.
+      constexpr lws_usec_t kPause = 1000;
+      lws_sul_schedule(
+          context_, 0, &session.retry.list,
+          [](lws_sorted_usec_list_t* timer) {
+            const Session& waiting = Timer::owner_of<Session>(timer);
+            if (waiting.child != nullptr) lws_callback_on_writable(waiting.child);
+          },
+          kPause);
       break;
     }
     if (count <= 0) return -1;
     session.to_child.erase(0, static_cast<std::size_t>(count));
   }
+  if (session.to_child.empty()) std::string().swap(session.to_child);  // a large file was in it
   if (session.to_child.size() < kMostWaiting / 2 && session.page != nullptr) {
     lws_rx_flow_control(session.page, 1);
   }
@@ -534,17 +624,8 @@ int Server::read_child(Session& session) {
     const auto kind = static_cast<LinkKind>(session.header.back());
     session.forward = kind == LinkKind::message && session.page != nullptr;
     session.header.clear();
-    if (kind == LinkKind::refused && session.page != nullptr) {
-      // No page of ours sends this. Whoever does may come back with a page of ours.
-      std::string why(std::min<std::size_t>(session.message_left, kPiece), '\0');
-      const ssize_t told = take(why.data(), why.size());
-      if (told > 0) {
-        session.message_left -= static_cast<std::size_t>(told);
-        why.resize(static_cast<std::size_t>(told));
-      }
-      std::cerr << "blockscope: view --serve: " << why << ". The connection is closed.\n";
-      lws_set_timeout(session.page, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);
-    }
+    session.refusing = kind == LinkKind::refused;
+    session.refused.clear();
     return 0;
   }
   std::string piece(std::min(session.message_left, kPiece), '\0');
@@ -552,6 +633,16 @@ int Server::read_child(Session& session) {
   if (count < 0) return count == -2 ? 0 : -1;
   piece.resize(static_cast<std::size_t>(count));
   session.message_left -= piece.size();
+  if (session.refusing) {
+    // No page of ours sends this. Whoever does may come back with a page of ours.
+    if (session.refused.size() < kPiece) session.refused += piece;
+    if (session.message_left > 0) return 0;
+    note("blockscope: view --serve: {}. The connection is closed.\n", session.refused);
+    if (session.page != nullptr) {
+      lws_set_timeout(session.page, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);
+    }
+    return 0;
+  }
   if (!session.forward || session.page == nullptr) return 0;
   session.piece = std::move(piece);
   lws_rx_flow_control(session.child, 0);
@@ -560,12 +651,7 @@ int Server::read_child(Session& session) {
 }
 
 int Server::write_page(Session& session) {
-  if (session.over) {
-    std::string text = "closed";
-    lws_close_reason(session.page, LWS_CLOSE_STATUS_GOINGAWAY,
-                     reinterpret_cast<unsigned char*>(text.data()), text.size());
-    return -1;
-  }
+  if (session.over) return close_page(session.page, LWS_CLOSE_STATUS_GOINGAWAY, "closed");
   if (session.piece.empty()) return 0;
   std::string buffer(LWS_PRE, '\0');
   buffer += std::exchange(session.piece, {});
