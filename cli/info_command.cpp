@@ -30,6 +30,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr std::int64_t kRowsAtATime = 1024;
+constexpr std::int64_t kSequencesAtATime = 256;
 
 struct Mean {
   double sum = 0.0;
@@ -98,14 +99,15 @@ void add_means(const std::string& path, Summary& summary) {
   MetricOptions options;
   options.from_summary = true;
   const MetricChoice choice = available_metrics(trace, options);
+  std::vector<std::unique_ptr<StepMetric>> metrics;
   for (const MetricInfo* info : choice.metrics) {
     const auto wanted = [&](const SummaryMean& mean) { return info->name == mean.metric; };
-    if (std::ranges::none_of(kSummaries, wanted)) continue;
-    std::vector<std::unique_ptr<StepMetric>> metrics;
-    metrics.push_back(info->make(options));
-    const MetricResult result = run_pass(trace, metrics).front();
+    if (std::ranges::any_of(kSummaries, wanted)) metrics.push_back(info->make(options));
+  }
+  if (metrics.empty()) return;
+  for (const MetricResult& result : run_pass(trace, metrics)) {
     for (std::size_t i = 0; i < kSummaries.size(); ++i) {
-      if (!wanted(kSummaries[i])) continue;
+      if (result.metric != kSummaries[i].metric) continue;
       const ResultArray means = layer_means(result, kSummaries[i].array);
       for (std::size_t layer = 0; layer < summary.layers.size(); ++layer) {
         if (means.terms[layer] == 0) continue;
@@ -170,9 +172,10 @@ Summary summarise(const TraceReader& reader) {
     }
   }
   add_means(info.path, summary);
-  for (std::int64_t index = 0; index < info.num_sequences; ++index) {
-    const SequenceInfo sequence = reader.sequence(index);
-    if (!sequence.aborted && !std::isnan(sequence.score)) {
+  for (std::int64_t first = 0; first < info.num_sequences; first += kSequencesAtATime) {
+    const std::int64_t count = std::min(kSequencesAtATime, info.num_sequences - first);
+    for (const SequenceInfo& sequence : reader.sequences(first, count)) {
+      if (sequence.aborted || std::isnan(sequence.score)) continue;
       summary.score.add(static_cast<double>(sequence.score), 1.0);
     }
   }

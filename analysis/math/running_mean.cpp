@@ -55,12 +55,30 @@ StepGrid::StepGrid(std::size_t layers, std::size_t columns) : columns_(columns),
 
 void StepGrid::add(std::size_t layer, std::size_t column, std::int64_t step, double value,
                    std::int64_t terms) {
-  if (step < 1 || column >= columns_) throw std::logic_error("StepGrid: no such cell");
+  if (column >= columns_) throw std::logic_error("StepGrid: no such cell");
+  row(layer, step)[column].add(value, terms);
+}
+
+std::int64_t StepGrid::add_row(std::size_t layer, std::int64_t step, std::span<const float> values,
+                               std::int64_t terms) {
+  if (values.size() > columns_) throw std::logic_error("StepGrid: no such cell");
+  const auto finite = [](float value) { return std::isfinite(value); };
+  const auto count = std::ranges::count_if(values, finite);
+  if (count == 0 || terms <= 0) return std::ssize(values) - count;
+  RunningMean* const cells = row(layer, step).data();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (finite(values[i])) cells[i].add(double{values[i]}, terms);
+  }
+  return std::ssize(values) - count;
+}
+
+std::vector<RunningMean>& StepGrid::row(std::size_t layer, std::int64_t step) {
+  if (step < 1) throw std::logic_error("StepGrid: no such cell");
   auto& steps = cells_.at(layer);
   const auto index = static_cast<std::size_t>(step - 1);
   if (index >= steps.size()) steps.resize(index + 1);
   if (steps[index].empty()) steps[index].resize(columns_);
-  steps[index][column].add(value, terms);
+  return steps[index];
 }
 
 std::int64_t StepGrid::num_steps() const {

@@ -1,7 +1,9 @@
 // Running means of a metric. NaN and infinite values are counted but never averaged.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,10 @@ class StepGrid {
   /// step >= 1.
   void add(std::size_t layer, std::size_t column, std::int64_t step, double value,
            std::int64_t terms = 1);
+  /// Adds values[i], each for `terms` terms, to column i, without those that are not finite. With
+  /// terms <= 0 it adds nothing. Returns how many values are not finite.
+  std::int64_t add_row(std::size_t layer, std::int64_t step, std::span<const float> values,
+                       std::int64_t terms);
   std::int64_t num_steps() const;  ///< largest step so far
   std::int64_t non_finite() const;
   const RunningMean& cell(std::size_t layer, std::size_t column, std::int64_t step) const;
@@ -63,6 +69,8 @@ class StepGrid {
                     ResultAxis columns) const;
 
  private:
+  std::vector<RunningMean>& row(std::size_t layer, std::int64_t step);
+
   std::size_t columns_ = 0;
   std::vector<std::vector<std::vector<RunningMean>>> cells_;  // [layer][step - 1][column]
 };

@@ -41,14 +41,14 @@ class ExternalMassMetric final : public StepMetric {
 
   void add(const StepView& step) override {
     if (step.now().context_length == 0) return;
-    for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
-      if (from_summary_) {
-        add_mean(step, head, double{step.now(Field::external_mass).floats()[head]},
-                 step.num_valid());
-      } else {
-        add_head(step, head);
-      }
+    if (from_summary_) {
+      const auto means = step.now(Field::external_mass).floats().first(shape_.heads.size());
+      const std::int64_t terms = step.num_valid();
+      non_finite_.at(step.layer()) +=
+          terms * grid_.add_row(step.layer(), step.now().step, means, terms);
+      return;
     }
+    for (std::size_t head = 0; head < shape_.heads.size(); ++head) add_head(step, head);
   }
 
   MetricResult finish() override {

@@ -1,7 +1,7 @@
 #include "analysis/metrics/pair_cosines.h"
 
-#include <algorithm>
-#include <cmath>
+#include <cstdint>
+#include <span>
 
 namespace blockscope {
 
@@ -27,18 +27,13 @@ void PairCosines::add(const StepView& step, Field field, std::size_t columns) {
 
 void PairCosines::add_means(const StepView& step, Field field) {
   if (step.previous() == nullptr) return;
+  const std::span<const std::uint8_t> valid = step.valid();
+  const std::span<const std::uint8_t> before = step.previous_valid();
   std::int64_t terms = 0;
-  for (std::size_t i = 0; i < step.valid().size(); ++i) {
-    terms += step.valid()[i] != 0 && step.previous_valid()[i] != 0 ? 1 : 0;
-  }
-  const std::span<const float> means = step.now(field).floats();
-  for (std::size_t column = 0; column < means.size(); ++column) {
-    if (!std::isfinite(means[column])) {
-      left_.at(step.layer()).non_finite += terms;
-    } else if (terms > 0) {
-      grid_.add(step.layer(), column, step.previous()->step, double{means[column]}, terms);
-    }
-  }
+  for (std::size_t i = 0; i < valid.size(); ++i) terms += valid[i] != 0 && before[i] != 0 ? 1 : 0;
+  const std::int64_t missing =
+      grid_.add_row(step.layer(), step.previous()->step, step.now(field).floats(), terms);
+  left_.at(step.layer()).non_finite += missing * terms;
 }
 
 void PairCosines::count_left_out(LeftOut& counts) const {

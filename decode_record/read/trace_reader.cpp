@@ -125,12 +125,6 @@ std::vector<std::int64_t> TraceReader::Impl::prompt(std::int64_t sequence) const
   return {tokens.begin(), tokens.end()};
 }
 
-std::string TraceReader::Impl::text(Field start, Field length, std::int64_t sequence) const {
-  const auto bytes = raw.column<char>(Field::sequence_bytes, value<std::int64_t>(start, sequence),
-                                      value<std::int32_t>(length, sequence));
-  return {bytes.begin(), bytes.end()};
-}
-
 TraceMeta read_trace_meta(const std::string& path) {
   return read_header(open_trace(path, Writer::maybe));
 }
@@ -182,40 +176,6 @@ StepColumns TraceReader::steps(std::int64_t first_row, std::int64_t count) const
   read(Field::step_kind, columns.kind);
   read(Field::step_recorded, columns.recorded);
   return columns;
-}
-
-SequenceInfo TraceReader::sequence(std::int64_t index) const {
-  impl_->check_sequence(index);
-  SequenceInfo info;
-  info.name = impl_->text(Field::sequence_name_start, Field::sequence_name_length, index);
-  info.answer = impl_->text(Field::sequence_answer_start, Field::sequence_answer_length, index);
-  info.metric = impl_->text(Field::sequence_metric_start, Field::sequence_metric_length, index);
-  info.prompt = impl_->prompt(index);
-  if (has(Field::sequence_prompt_region)) {
-    info.prompt_regions = impl_->raw.column<std::uint8_t>(
-        Field::sequence_prompt_region,
-        impl_->value<std::int64_t>(Field::sequence_prompt_start, index),
-        static_cast<std::int64_t>(info.prompt.size()));
-  }
-  std::ranges::copy(impl_->raw.column<std::uint8_t>(Field::sequence_prompt_hash, index, 1),
-                    info.prompt_hash.begin());
-  info.gen_length = impl_->value<std::int32_t>(Field::sequence_gen_length, index);
-  info.aborted = impl_->value<std::uint8_t>(Field::sequence_aborted, index) != 0;
-  const std::uint8_t reason =
-      impl_->raw.committed().finish_reasons[static_cast<std::size_t>(index)];
-  if (reason > static_cast<std::uint8_t>(FinishReason::interrupted)) {
-    impl_->corrupt(fmt::format("/sequences/finish_reason: expected 0 to 4, got {}", reason));
-  }
-  info.finish_reason = static_cast<FinishReason>(reason);
-  info.score = std::numeric_limits<float>::quiet_NaN();
-  if (info.finish_reason == FinishReason::unfinished) return info;  // may have no text yet
-  info.score = impl_->value<float>(Field::sequence_score, index);
-  info.text = impl_->text(Field::sequence_text_start, Field::sequence_text_length, index);
-  return info;
-}
-
-std::vector<std::uint8_t> TraceReader::aborted() const {
-  return impl_->raw.column<std::uint8_t>(Field::sequence_aborted, 0, impl_->info.num_sequences);
 }
 
 std::vector<std::int64_t> TraceReader::rows_of(std::int64_t sequence) const {

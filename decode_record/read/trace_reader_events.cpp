@@ -5,11 +5,6 @@
 #include "decode_record/read/trace_reader_impl.h"
 
 namespace blockscope {
-namespace {
-
-constexpr std::int64_t kWindowRows = 256;
-
-}  // namespace
 
 void TraceReader::Impl::read_cache(std::int64_t row) {
   CacheWindow window;
@@ -46,20 +41,6 @@ std::vector<LayerRanges> TraceReader::Impl::cache(std::int64_t row) {
         ranges.push_back({part.start[n], part.stop[n]});
       }
     }
-  }
-  return result;
-}
-
-std::vector<RevokedToken> TraceReader::Impl::revoked(std::int64_t row) const {
-  check_rows(row, 1);
-  std::vector<RevokedToken> result;
-  if (!raw.has(Field::revoke_end)) return result;
-  const auto [begin, end] = range(Field::revoke_end, row, Field::revoke_position);
-  const auto position = raw.column<std::int32_t>(Field::revoke_position, begin, end - begin);
-  const auto token = raw.column<std::int32_t>(Field::revoke_token, begin, end - begin);
-  const auto confidence = raw.column<float>(Field::revoke_confidence, begin, end - begin);
-  for (std::size_t i = 0; i < position.size(); ++i) {
-    result.push_back({position[i], token[i], confidence[i]});
   }
   return result;
 }

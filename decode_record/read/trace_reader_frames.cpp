@@ -9,6 +9,8 @@
 namespace blockscope {
 namespace {
 
+constexpr std::int64_t kWindowElements = 65536;
+
 /// Deltas in a file must fit the frames that they apply to. If they don't, the file is damaged.
 template <typename Work>
 auto blame_file(const std::string& path, Work work) {
@@ -22,49 +24,101 @@ auto blame_file(const std::string& path, Work work) {
 
 }  // namespace
 
+void TraceReader::Impl::check_range(Field end_field, std::int64_t row, Field elements,
+                                    std::int64_t begin, std::int64_t end) const {
+  if (begin >= 0 && end >= begin && end <= raw.extent(elements)) return;
+  corrupt(fmt::format("{}: row {}: expected a range in [0, {}), got [{}, {})",
+                      spec_of(end_field).path, row, raw.extent(elements), begin, end));
+}
+
 std::pair<std::int64_t, std::int64_t> TraceReader::Impl::range(Field end_field, std::int64_t row,
                                                                Field elements) const {
   const std::int64_t begin = row == 0 ? 0 : value<std::int64_t>(end_field, row - 1);
   const auto end = value<std::int64_t>(end_field, row);
-  if (begin < 0 || end < begin || end > raw.extent(elements)) {
-    corrupt(fmt::format("{}: row {}: expected a range in [0, {}), got [{}, {})",
-                        spec_of(end_field).path, row, raw.extent(elements), begin, end));
-  }
+  check_range(end_field, row, elements, begin, end);
   return {begin, end};
 }
 
-FrameDelta TraceReader::Impl::delta(std::int64_t row) const {
+TraceReader::Impl::ElementWindow TraceReader::Impl::read_window(const ElementFields& fields,
+                                                                std::int64_t row) const {
+  ElementWindow window;
+  window.first = row / kWindowRows * kWindowRows;
+  window.count = std::min(kWindowRows, info.num_rows - window.first);
+  window.end = raw.column<std::int64_t>(fields.end, window.first, window.count);
+  window.begin = window.first == 0 ? 0 : value<std::int64_t>(fields.end, window.first - 1);
+  std::int64_t begin = window.begin;
+  for (std::size_t i = 0; i < window.end.size(); ++i) {
+    check_range(fields.end, window.first + static_cast<std::int64_t>(i), fields.position, begin,
+                window.end[i]);
+    begin = window.end[i];
+  }
+  if (window.end.back() - window.begin > kWindowElements) {  // long rows: this one alone
+    const auto at = static_cast<std::size_t>(row - window.first);
+    if (at > 0) window.begin = window.end[at - 1];
+    window.end = {window.end[at]};
+    window.first = row;
+    window.count = 1;
+  }
+  const std::int64_t count = window.end.back() - window.begin;
+  const auto read = [&]<typename Value>(std::optional<Field> field, std::vector<Value>& values) {
+    if (field && count > 0) values = raw.column<Value>(*field, window.begin, count);
+  };
+  read(fields.position, window.position);
+  read(fields.token, window.token);
+  read(fields.step, window.step);
+  read(fields.confidence, window.confidence);
+  return window;
+}
+
+std::pair<std::size_t, std::size_t> TraceReader::Impl::look_up(ElementWindow& window,
+                                                               const ElementFields& fields,
+                                                               std::int64_t row) const {
+  if (row < window.first || row >= window.first + window.count) window = read_window(fields, row);
+  const auto at = static_cast<std::size_t>(row - window.first);
+  const std::int64_t begin = at == 0 ? window.begin : window.end[at - 1];
+  return {static_cast<std::size_t>(begin - window.begin),
+          static_cast<std::size_t>(window.end[at] - window.begin)};
+}
+
+FrameDelta TraceReader::Impl::delta(std::int64_t row) {
   FrameDelta result;
   SequenceDelta& to = result.rows.front();
-  const auto ints = [this](Field field, std::pair<std::int64_t, std::int64_t> part) {
-    const auto values = raw.column<std::int32_t>(field, part.first, part.second - part.first);
-    return std::vector<std::int64_t>(values.begin(), values.end());
+  const auto copy = [](const auto& values, std::pair<std::size_t, std::size_t> part, auto& into) {
+    into.insert(into.end(), values.begin() + static_cast<std::ptrdiff_t>(part.first),
+                values.begin() + static_cast<std::ptrdiff_t>(part.second));
   };
-  const auto add_decoded = [&](Field token, Field confidence,
-                               std::pair<std::int64_t, std::int64_t> part,
+  const auto add_decoded = [&](const ElementWindow& window,
+                               std::pair<std::size_t, std::size_t> part,
                                std::vector<std::int64_t>& source) {
-    const auto tokens = ints(token, part);
-    const auto sure = raw.column<float>(confidence, part.first, part.second - part.first);
-    source.resize(tokens.size());
+    source.resize(part.second - part.first);
     std::iota(source.begin(), source.end(), static_cast<std::int64_t>(to.decoded_tokens.size()));
-    to.decoded_tokens.insert(to.decoded_tokens.end(), tokens.begin(), tokens.end());
-    to.confidence.insert(to.confidence.end(), sure.begin(), sure.end());
+    copy(window.token, part, to.decoded_tokens);
+    copy(window.confidence, part, to.confidence);
   };
-  const auto transfers = range(Field::delta_end, row, Field::delta_position);
+  const auto transfers = look_up(transfers_, kTransfers, row);
   if (transfers.first != transfers.second) {
-    to.transfer_index = ints(Field::delta_position, transfers);
-    to.transfer_step = ints(Field::delta_step, transfers);
-    add_decoded(Field::delta_token, Field::delta_confidence, transfers, to.transfer_src_index);
+    copy(transfers_.position, transfers, to.transfer_index);
+    copy(transfers_.step, transfers, to.transfer_step);
+    add_decoded(transfers_, transfers, to.transfer_src_index);
   }
-  const auto insertions = range(Field::insert_end, row, Field::insert_position);
+  const auto insertions = look_up(insertions_, kInsertions, row);
   if (insertions.first != insertions.second) {
-    to.insert_index = ints(Field::insert_position, insertions);
-    to.insert_step = ints(Field::insert_step, insertions);
-    add_decoded(Field::insert_token, Field::insert_confidence, insertions, to.insert_src_index);
+    copy(insertions_.position, insertions, to.insert_index);
+    copy(insertions_.step, insertions, to.insert_step);
+    add_decoded(insertions_, insertions, to.insert_src_index);
   }
-  const auto deletions = range(Field::delete_end, row, Field::delete_position);
-  if (deletions.first != deletions.second) {
-    to.delete_index = ints(Field::delete_position, deletions);
+  copy(deletions_.position, look_up(deletions_, kDeletions, row), to.delete_index);
+  return result;
+}
+
+std::vector<RevokedToken> TraceReader::Impl::revoked(std::int64_t row) {
+  check_rows(row, 1);
+  std::vector<RevokedToken> result;
+  if (!raw.has(Field::revoke_end)) return result;
+  const ElementWindow& window = revocations_;
+  const auto [begin, end] = look_up(revocations_, kRevocations, row);
+  for (std::size_t i = begin; i < end; ++i) {
+    result.push_back({window.position[i], window.token[i], window.confidence[i]});
   }
   return result;
 }
@@ -84,7 +138,7 @@ Frame TraceReader::Impl::keyframe(std::int64_t index, std::int64_t sequence) con
   return frame;
 }
 
-Frame TraceReader::Impl::frame_before(std::int64_t row) const {
+Frame TraceReader::Impl::frame_before(std::int64_t row) {
   check_rows(row, 1);
   const auto sequence = value<std::int32_t>(Field::step_sequence, row);
   if (sequence < 0 || sequence >= info.num_sequences) {

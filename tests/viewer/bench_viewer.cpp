@@ -1,6 +1,7 @@
 // Measures the viewer as it is shipped, in one process and with the default layout:
-//   bench_viewer TRACE [TRACE...] [--limits]
+//   bench_viewer TRACE [TRACE...] [--limits] [--first]
 // prints JSON; with --limits, exit code 1 when a number is beyond a generous limit (for ctest).
+// --first ends after the first whole picture, so that it can be repeated quickly.
 // Needs a display: xvfb-run. Times of whole frames contain the software renderer there; the times
 // of the user interface don't.
 #include <fmt/format.h>
@@ -110,7 +111,7 @@ class Bench {
     times_.watch();
   }
 
-  nlohmann::ordered_json run() {
+  nlohmann::ordered_json first_picture() {
     nlohmann::ordered_json out;
     app_.frame(0.0);
     out["first_frame_s"] = process_age();
@@ -119,6 +120,11 @@ class Bench {
     settle();
     if (!app_.model().problems().empty()) throw std::runtime_error(app_.model().problems().front());
     out["first_picture_s"] = process_age();
+    return out;
+  }
+
+  nlohmann::ordered_json run() {
+    nlohmann::ordered_json out = first_picture();
     times_.milliseconds.clear();
     for (int i = 0; i < 200; ++i) app_.frame(0.0);
     out["interface_ms"] = summary(times_.milliseconds);
@@ -259,9 +265,11 @@ int main(int argc, char** argv) {
   blockscope::AppOptions options;
   blockscope::ScreenOptions screen{.scale = 1.0F};
   bool limits = false;
+  bool first = false;
   std::string picture;
   flags.add_option("traces", options.traces)->required();
   flags.add_flag("--limits", limits, "exit code 1 beyond generous limits");
+  flags.add_flag("--first", first, "end after the first whole picture")->excludes("--limits");
   flags.add_option("--select", options.select);
   flags.add_option("--width", screen.width);
   flags.add_option("--height", screen.height);
@@ -272,7 +280,8 @@ int main(int argc, char** argv) {
       blockscope::save_picture(options, screen, picture);
       return 0;
     }
-    const auto measured = blockscope::Bench(options, screen).run();
+    blockscope::Bench bench(options, screen);
+    const auto measured = first ? bench.first_picture() : bench.run();
     std::cout << measured.dump(2) << '\n';
     return limits ? blockscope::check(measured) : 0;
   } catch (const std::exception& error) {

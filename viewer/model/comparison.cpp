@@ -84,8 +84,9 @@ std::optional<MetricResult> side_of(const TraceReader& trace, const PanelMetric&
   options.memory_bytes = kPassBytes;
   options.progress = progress;
   try {
-    require_pass(trace, choice.metric, rows, progress.control());
-    return std::move(run_pass(TraceGroup({trace.info().path}), metrics, options).at(0));
+    const TraceGroup group({trace.info().path});
+    require_pass(group, choice.metric, rows, progress.control());
+    return std::move(run_pass(group, metrics, options).at(0));
   } catch (const Error& error) {
     problem = error.what();
     return std::nullopt;

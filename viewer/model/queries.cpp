@@ -8,7 +8,6 @@
 
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/metrics.h"
-#include "analysis/pass/step_pass.h"
 #include "analysis/results/result_selection.h"
 #include "decode_record/base/error.h"
 #include "viewer/model/panel_metrics.h"
@@ -18,6 +17,7 @@ namespace {
 
 /// Longest answer of one sequence; only a damaged file has more positions.
 constexpr std::int64_t kMostPositions = 1 << 20;
+constexpr std::int64_t kSequencesAtATime = 256;
 
 /// Length of the valid UTF-8 sequence at `at`; 0 if there is none.
 std::size_t utf8_length(const std::string& text, std::size_t at) {
@@ -81,8 +81,12 @@ std::size_t Overview::bytes() const {
 std::shared_ptr<const Overview> read_overview(TraceReader& trace) {
   auto overview = std::make_shared<Overview>();
   overview->info = trace.info();
-  for (std::int64_t i = 0; i < overview->info.num_sequences; ++i) {
-    overview->sequence_names.push_back(trace.sequence(i).name);
+  const std::int64_t sequences = overview->info.num_sequences;
+  for (std::int64_t first = 0; first < sequences; first += kSequencesAtATime) {
+    const std::int64_t count = std::min(kSequencesAtATime, sequences - first);
+    for (SequenceInfo& sequence : trace.sequences(first, count)) {
+      overview->sequence_names.push_back(std::move(sequence.name));
+    }
   }
   overview->blocks = list_blocks(trace);
   return overview;
@@ -107,13 +111,17 @@ std::size_t MetricPayload::bytes() const {
 
 void require_pass(const TraceReader& trace, const std::string& metric, const RowSelection& rows,
                   const JobControl& control, bool from_summary) {
+  require_pass(TraceGroup({trace.info().path}), metric, rows, control, from_summary);
+}
+
+void require_pass(const TraceGroup& group, const std::string& metric, const RowSelection& rows,
+                  const JobControl& control, bool from_summary) {
   MetricOptions options;
   options.from_summary = from_summary;
-  const TraceGroup group({trace.info().path});
   const std::size_t row =
       check_metrics(group, {&metric_by_name(metric)}, options, group.shape().layers.size());
   std::size_t recorded = 0;
-  for (const BlockSteps& block : list_blocks(trace, rows)) {
+  for (const BlockSteps& block : list_blocks(group.trace(0), rows)) {
     recorded += static_cast<std::size_t>(std::ranges::count(block.steps, true, &StepRef::recorded));
   }
   control.require(row * recorded);
@@ -142,7 +150,8 @@ std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
     payload->result = std::move(part.front());
     return payload;
   }
-  require_pass(trace, metric, rows, control, from_summary);
+  const TraceGroup group({trace.info().path});
+  require_pass(group, metric, rows, control, from_summary);
   MetricOptions metric_options;
   metric_options.from_summary = from_summary;
   std::vector<std::unique_ptr<StepMetric>> metrics;
@@ -155,7 +164,7 @@ std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
     return true;
   };
   auto payload = std::make_shared<MetricPayload>();
-  payload->result = std::move(run_pass(TraceGroup({trace.info().path}), metrics, options).at(0));
+  payload->result = std::move(run_pass(group, metrics, options).at(0));
   return payload;
 }
 

@@ -11,6 +11,7 @@
 
 #include "analysis/metrics/token_similarity.h"
 #include "analysis/pass/block_index.h"
+#include "analysis/pass/step_pass.h"
 #include "analysis/results/metric_result.h"
 #include "viewer/model/data_service.h"
 
@@ -33,6 +34,9 @@ std::int64_t answer_length(const TraceReader& trace, std::int64_t sequence,
 /// Throws TraceError if the trace lacks the arrays that the metric reads for these rows. Throws
 /// JobControl::TooLarge if a job may not read so much without asking the user.
 void require_pass(const TraceReader& trace, const std::string& metric, const RowSelection& rows,
+                  const JobControl& control, bool from_summary = true);
+/// The same for a group of one trace.
+void require_pass(const TraceGroup& group, const std::string& metric, const RowSelection& rows,
                   const JobControl& control, bool from_summary = true);
 
 struct MetricPayload : Payload {
