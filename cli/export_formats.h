@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <ostream>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -30,9 +29,6 @@ nlohmann::ordered_json step_map_json(const TraceReader& reader, std::int64_t ind
 /// KLASS's array of steps. Throws TraceError for a sequence that this form can't express: tokens
 /// taken back, inserted, deleted or decided outside of a denoising step, or no mask token.
 nlohmann::ordered_json klass_json(const TraceReader& reader, std::int64_t index);
-
-/// The stop tokens of the run; empty if the trace does not say them.
-std::set<std::int64_t> stop_ids(const TraceReader& reader);
 
 /// Writes the rounds of a draft as JSON lines: a header, then each sequence with its rounds.
 /// parse_rounds() reads them. Throws UsageError for a trace without a draft, CorruptTrace for

@@ -9,6 +9,7 @@
 
 #include "cli/export_formats.h"
 #include "decode_record/interchange/import_frames.h"
+#include "decode_record/read/end_of_text.h"
 
 namespace blockscope {
 namespace {
@@ -116,16 +117,6 @@ std::size_t response_length(const TraceReader& reader, const SequenceInfo& info,
 }
 
 }  // namespace
-
-std::set<std::int64_t> stop_ids(const TraceReader& reader) {
-  std::set<std::int64_t> ids;
-  const auto run = nlohmann::json::parse(reader.info().meta.run_json, nullptr, false);
-  if (!run.is_object() || !run.contains("stop_ids") || !run["stop_ids"].is_array()) return ids;
-  for (const auto& id : run["stop_ids"]) {
-    if (id.is_number_integer()) ids.insert(id.get<std::int64_t>());
-  }
-  return ids;
-}
 
 ordered_json frames_json(const TraceReader& reader, std::int64_t index) {
   const DecodeRecord record = reader.decode_record(index);

@@ -9,6 +9,7 @@
 #include "decode_record/base/error.h"
 #include "decode_record/interchange/import_rounds.h"
 #include "decode_record/json/json_text.h"
+#include "decode_record/read/end_of_text.h"
 
 namespace blockscope {
 namespace {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "decode_record/frames/decode_record.h"
@@ -137,6 +138,8 @@ class TraceReader {
   /// Vocabulary piece of a token as bytes; empty if the trace has none.
   std::string piece(std::int64_t token) const;
   std::int64_t num_pieces() const;
+  /// The tokens whose piece is one of these texts, ascending. Reads the whole vocabulary.
+  std::vector<std::int64_t> tokens_of_pieces(std::span<const std::string_view> pieces) const;
 
  private:
   class Impl;

@@ -1,4 +1,4 @@
-// The part of TraceReader that reads facts of sequences.
+// The part of TraceReader that reads facts of sequences, and searches the vocabulary.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "decode_record/read/trace_check_columns.h"
@@ -116,6 +117,25 @@ std::vector<SequenceInfo> TraceReader::sequences(std::int64_t first, std::int64_
                                  impl_->info.path, impl_->info.num_sequences, first, first, count));
   }
   return impl_->sequences(first, count);
+}
+
+std::vector<std::int64_t> TraceReader::tokens_of_pieces(
+    std::span<const std::string_view> pieces) const {
+  const std::int64_t count = num_pieces();
+  ElementColumn<std::int64_t> offsets(impl_->raw, Field::token_offset);
+  offsets.set_limit(count + 1);
+  ElementColumn<char> bytes(impl_->raw, Field::token_bytes);
+  bytes.set_limit(impl_->raw.extent(Field::token_bytes));
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t token = 0; token < count; ++token) {
+    const std::span<const std::int64_t> bounds = offsets.range(token, token + 2);
+    const auto length = static_cast<std::size_t>(bounds[1] - bounds[0]);
+    if (std::ranges::find(pieces, length, &std::string_view::size) == pieces.end()) continue;
+    const std::span<const char> piece = bytes.range(bounds[0], bounds[1]);
+    const std::string_view text(piece.data(), piece.size());
+    if (std::ranges::find(pieces, text) != pieces.end()) tokens.push_back(token);
+  }
+  return tokens;
 }
 
 std::vector<std::uint8_t> TraceReader::aborted() const {

@@ -20,14 +20,14 @@ namespace {
 constexpr std::int64_t kSequences = 300;
 constexpr std::int64_t kPerSequence = 3;
 constexpr std::int64_t kLong = 66'000;  // positions of one row: more than a window holds
-constexpr std::int64_t kMask = 10;
+constexpr std::int64_t kMaskToken = 10;
 
 TraceMeta plain_meta() {
   TraceMeta meta;
   meta.num_layers = meta.num_heads = meta.num_kv_heads = 1;
   meta.head_dim = meta.hidden_size = 2;
   meta.vocab_size = 11;
-  meta.mask_token_id = kMask;
+  meta.mask_token_id = kMaskToken;
   meta.softmax_scale = 1.0;
   meta.block_length = 4;
   meta.record_everything();
@@ -49,7 +49,7 @@ std::vector<std::int64_t> positions_of(std::int64_t sequence, std::int64_t step)
 }
 
 std::int64_t token_of(std::int64_t sequence, std::int64_t step, std::int64_t position) {
-  return (sequence + step + position) % kMask;
+  return (sequence + step + position) % kMaskToken;
 }
 
 class Written {
@@ -160,6 +160,16 @@ TEST(TraceWindows, ARowAfterTheWindowIsReadWhenTheTraceHasGrown) {
   ASSERT_TRUE(reader.refresh());
   ASSERT_EQ(reader.info().num_rows, 2 * kPerSequence);
   for (std::int64_t row = 0; row < 2 * kPerSequence; ++row) expect_row(reader, row);
+}
+
+TEST(TraceWindows, ThePiecesOfAVocabularyAreFoundByTheirText) {
+  const fixture::TempDir folder;
+  TraceMeta meta = plain_meta();
+  meta.pieces = {"a", "", "<eos>", "b", "<eos>", "abc", "d", "e", "f", "g", "<m>"};
+  TraceWriter(folder.file("t.h5"), meta).finish();
+  const TraceReader reader(folder.file("t.h5"));
+  const std::vector<std::string_view> wanted{"<eos>", "abc", "none"};
+  EXPECT_EQ(reader.tokens_of_pieces(wanted), (std::vector<std::int64_t>{2, 4, 5}));
 }
 
 }  // namespace

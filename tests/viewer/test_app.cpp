@@ -90,6 +90,7 @@ TEST_F(AppTest, APictureWithoutAGraphicsDriverIsWhatOpenGLDraws) {
 
 TEST_F(AppTest, KeysMoveThroughStepsLayersHeadsAndBlocks) {
   start();
+  model().move_step(-1'000'000);
   drive([this](ImGuiTestContext* ctx) {
     ctx->KeyPress(ImGuiKey_RightArrow, 2);
     IM_CHECK_EQ(model().step()->step, 3);

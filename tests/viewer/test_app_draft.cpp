@@ -61,7 +61,7 @@ TEST_F(DraftPanel, AskedForByNameItSaysWhatATraceLacks) {
 }
 
 TEST_F(DraftPanel, AClickSelectsTheRoundEverywhere) {
-  start_panel(draft_trace(file("drafted.h5")));
+  start_panel(draft_trace(file("drafted.h5")), "sequence=0");
   EXPECT_EQ(model().step()->row, 1);
   drive([this](ImGuiTestContext* ctx) {
     ctx->SetRef("Draft");

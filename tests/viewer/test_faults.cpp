@@ -235,6 +235,7 @@ TEST_F(Faults, BlocksOfOneTokenWork) {
 TEST_F(Faults, AnyTwoStepsOfABlockCanBeCompared) {
   open();
   ASSERT_GE(model_.block()->steps.size(), 3U);
+  model_.move_step(-1'000'000);
   const auto matrix = [&](std::int32_t to) {
     const auto data = wait_for<MatrixPayload>(model_, [&] {
       return request_token_matrix(model_, "t", Field::attention_external,

@@ -1,7 +1,10 @@
-// Tokens that no denoising step decides: those of a prefill or a commit.
+// Tokens that no denoising step decides: those of a prefill or a commit. Runs of end-of-text
+// tokens.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +13,7 @@
 #include "decode_record/read/trace_reader.h"
 #include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
+#include "tests/viewer/end_of_text_trace.h"
 #include "viewer/model/trajectory.h"
 
 namespace blockscope::testing {
@@ -29,15 +33,7 @@ const std::vector<Told> kRows = {
 };
 
 void write_trace(const std::string& path) {
-  TraceMeta meta;
-  meta.num_layers = meta.num_heads = meta.num_kv_heads = 1;
-  meta.head_dim = meta.hidden_size = 2;
-  meta.vocab_size = 11;
-  meta.mask_token_id = 10;
-  meta.softmax_scale = 1.0;
-  meta.block_length = 4;
-  meta.record_everything();
-  TraceWriter writer(path, meta);
+  TraceWriter writer(path, eleven_tokens());
   SequenceStart start;
   start.prompt = {1, 2};
   start.gen_length = 7;
@@ -77,6 +73,42 @@ TEST(Trajectory, ShowsWhatPrefillsAndCommitsTellAfterTheStepBeforeThem) {
     }
   }
   EXPECT_FALSE(trajectory->shown(3, -1));
+}
+
+std::shared_ptr<const Trajectory> trajectory_of_tokens(const std::vector<std::int64_t>& tokens) {
+  const fixture::TempDir folder;
+  const TraceReader trace(end_of_text_trace(folder.file("t.h5"), tokens));
+  JobControl control;
+  return read_trajectory(trace, 0, control);
+}
+
+TEST(Trajectory, ARunOfEndOfTextTokensIsOneColumnInEachBlock) {
+  const auto trajectory = trajectory_of_tokens({1, 9, 2, 9, 9, 9, 9, 9, 9, 9, 3, 4});
+  using Column = std::array<std::int64_t, 3>;
+  std::vector<Column> columns;
+  for (const Trajectory::Column& column : trajectory->columns) {
+    columns.push_back({column.position, column.count, column.runs_before});
+  }
+  // The end-of-text token at 3 is alone in its block.
+  EXPECT_EQ(columns, (std::vector<Column>{{0, 1, 0},
+                                          {1, 1, 0},
+                                          {2, 1, 0},
+                                          {3, 1, 0},
+                                          {4, 4, 0},
+                                          {8, 2, 1},
+                                          {10, 1, 2},
+                                          {11, 1, 2}}));
+  EXPECT_EQ(trajectory->column_of(0).position, 0);
+  EXPECT_EQ(trajectory->column_of(7).position, 4);
+  EXPECT_EQ(trajectory->column_of(11).position, 11);
+  EXPECT_EQ(trajectory->decided(trajectory->column_of(4), 5), 2);
+  EXPECT_EQ(trajectory->decided(trajectory->column_of(4), 3), 0);
+}
+
+TEST(Trajectory, TheTextHasOneMarkForARun) {
+  const auto trajectory = trajectory_of_tokens({1, 9, 2, 9, 9, 9});
+  EXPECT_EQ(trajectory->text_after(5), "b</s>c\u27E8end of text \u00D73\u27E9");
+  EXPECT_EQ(trajectory->text_after(3), "b</s>c</s>\u2591\u2591");
 }
 
 }  // namespace

@@ -2,12 +2,14 @@
 // is what the file holds.
 #include "viewer/model/view_model.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "decode_record/read/trace_reader.h"
 #include "tests/viewer/view_model_test.h"
 #include "viewer/model/heatmaps.h"
+#include "viewer/model/selection_text.h"
 #include "viewer/model/trajectory.h"
 
 namespace blockscope {
@@ -35,6 +37,24 @@ TEST_F(OpenTrace, SelectsSomethingThatExists) {
   EXPECT_TRUE(model_.problems().empty());
 }
 
+TEST_F(OpenTrace, StartsWhereThereIsTheMostToSee) {
+  const TraceReader trace(kTrace);
+  const PlaceToSee place = most_to_see(trace, list_blocks(trace));
+  EXPECT_EQ(model_.selection().block, place.block);
+  EXPECT_EQ(model_.selection().step, place.step);
+  EXPECT_NE(model_.next_step(), nullptr);
+}
+
+TEST_F(OpenTrace, ASelectionFromTextDoesNotDependOnTheStart) {
+  Selection elsewhere = model_.selection();
+  elsewhere.block = model_.overview()->blocks.size() - 1;
+  elsewhere.step = elsewhere.layer = elsewhere.head = 1;
+  const Overview& overview = *model_.overview();
+  const std::int64_t layer = overview.info.meta.layers.front();
+  EXPECT_EQ(selection_from_text(fmt::format("layer={}", layer), overview, elsewhere), Selection{});
+  EXPECT_EQ(selection_from_text("", overview, elsewhere), elsewhere);
+}
+
 TEST_F(OpenTrace, SelectionIsClampedToTheTrace) {
   Selection far;
   far.block = far.step = far.layer = far.head = std::size_t{1} << 40U;
@@ -50,6 +70,7 @@ TEST_F(OpenTrace, SelectionIsClampedToTheTrace) {
 
 TEST_F(OpenTrace, StepsForwardThroughOneSequenceAndBackAgain) {
   const std::int64_t sequence = model_.block()->sequence;
+  model_.move_step(-1'000'000);
   std::vector<std::int64_t> rows{model_.step()->row};
   for (;;) {
     model_.move_step(1);

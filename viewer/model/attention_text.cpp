@@ -11,7 +11,7 @@ namespace blockscope {
 
 std::size_t AttentionText::bytes() const {
   std::size_t sum = sizeof(*this) + (map.weights.size() + mean.size()) * sizeof(float) +
-                    map.positions.size() * (sizeof(std::int32_t) + sizeof(std::size_t) + 1);
+                    map.positions.size() * (2 * sizeof(std::int32_t) + sizeof(std::size_t) + 1);
   for (const std::string& text : texts) sum += sizeof(text) + text.capacity();
   return sum;
 }
@@ -34,6 +34,7 @@ void AttentionSource::begin(const std::string& version) {
   version_ = version;
   key_.clear();
   texts_.clear();
+  ends_.reset();
 }
 
 std::shared_ptr<const KeysOutside> AttentionSource::keys(const TraceReader& trace,
@@ -57,6 +58,35 @@ std::string AttentionSource::text(const TraceReader& trace, std::int64_t token) 
   return found->second;
 }
 
+const EndOfText& AttentionSource::ends(const TraceReader& trace) {
+  if (!ends_) ends_.emplace(trace);
+  return *ends_;
+}
+
+namespace {
+
+/// Of the keys by position. A run does not go beyond the block or into it.
+std::vector<std::int32_t> runs_of(const AttentionText& view,
+                                  const std::vector<std::int64_t>& tokens, const EndOfText& ends) {
+  std::vector<std::int64_t> ordered;
+  for (const std::size_t key : view.by_position) ordered.push_back(tokens[key]);
+  const auto in_block = [&](std::size_t key) { return key >= view.map.num_external; };
+  std::vector<std::int32_t> runs;
+  for (std::size_t first = 0; first < ordered.size();) {
+    std::size_t end = first + 1;
+    while (end < ordered.size() &&
+           in_block(view.by_position[end]) == in_block(view.by_position[first])) {
+      ++end;
+    }
+    const auto part = end_of_text_runs(std::span(ordered).subspan(first, end - first), ends);
+    runs.insert(runs.end(), part.begin(), part.end());
+    first = end;
+  }
+  return runs;
+}
+
+}  // namespace
+
 std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trace,
                                                          const BlockSteps& block,
                                                          const StepRef& step, std::size_t layer,
@@ -76,6 +106,7 @@ std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trac
   view->by_position.resize(view->map.num_keys());
   std::iota(view->by_position.begin(), view->by_position.end(), std::size_t{0});
   std::ranges::sort(view->by_position, {}, [&](std::size_t n) { return view->map.positions[n]; });
+  view->runs = runs_of(*view, tokens.tokens, source.ends(trace));
   return view;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "analysis/metrics/attention_map.h"
+#include "decode_record/read/end_of_text.h"
 #include "viewer/model/csv_table.h"
 #include "viewer/model/view_model.h"
 
@@ -23,6 +24,7 @@ struct AttentionText : Payload {
   std::vector<std::size_t> regions;  ///< [N + T], indices into region_names
   std::vector<std::string> region_names;
   std::vector<std::size_t> by_position;  ///< the keys by rising position
+  std::vector<std::int32_t> runs;        ///< [N + T], by position: end_of_text_runs()
   bool has_pieces = false;               ///< false: there is no text, only token ids
   std::size_t bytes() const override;
 
@@ -42,11 +44,13 @@ class AttentionSource {
                                           const StepRef& step, std::size_t layer,
                                           std::size_t kv_head);
   std::string text(const TraceReader& trace, std::int64_t token);
+  const EndOfText& ends(const TraceReader& trace);
 
  private:
   std::string version_, key_;
   std::shared_ptr<const KeysOutside> keys_;
   std::unordered_map<std::int64_t, std::string> texts_;
+  std::optional<EndOfText> ends_;
 };
 
 std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trace,

@@ -28,6 +28,11 @@ std::size_t slot_of(const std::vector<std::int64_t>& recorded, std::int64_t want
 Selection selection_from(const SelectionText& wanted, const Overview& overview,
                          const Selection& now) {
   Selection selection = now;
+  if (wanted.sequence || wanted.block || wanted.step || wanted.layer || wanted.head ||
+      wanted.token) {  // what the text leaves out is the first one
+    selection = {};
+    selection.trace = now.trace;
+  }
   if (wanted.sequence || wanted.block) {
     const auto fits = [&](const BlockSteps& block) {
       return (!wanted.sequence || block.sequence == *wanted.sequence) &&

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "analysis/metrics/draft_rounds.h"
+#include "decode_record/read/end_of_text.h"
 #include "decode_record/write/round_records.h"
 
 namespace blockscope {
@@ -143,14 +144,19 @@ void add_texts(const TraceReader& trace, ShownRounds& shown) {
     add(cell.drafted);
     add(cell.target);
   }
-  for (const ShownRounds::Told& told : shown.answer) add(told.token);
+  std::vector<std::int64_t> answer;
+  for (const ShownRounds::Told& told : shown.answer) {
+    add(told.token);
+    answer.push_back(told.token);
+  }
+  shown.runs = end_of_text_runs(answer, EndOfText(trace));
 }
 
 }  // namespace
 
 std::size_t ShownRounds::bytes() const {
   std::size_t sum = sizeof(*this) + rounds.size() * sizeof(Round) + cells.size() * sizeof(Cell) +
-                    answer.size() * sizeof(Told);
+                    answer.size() * (sizeof(Told) + sizeof(std::int32_t));
   for (const auto& [token, text] : texts) sum += 48 + text.size();
   return sum;
 }

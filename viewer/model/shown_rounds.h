@@ -43,12 +43,13 @@ struct ShownRounds : Payload {
     std::int32_t round = -1;      ///< index into rounds; -1: decided by the prefill
     std::int32_t drafted_at = 0;  ///< block position of the drafted token; 0: the target's own
   };
-  std::int32_t block_length = 0;  ///< B
-  std::int32_t gen_length = 0;    ///< positions of the answer
-  bool has_pieces = false;        ///< false: there is no text, only token ids
-  std::vector<Round> rounds;      ///< in the order of decoding
-  std::vector<Cell> cells;        ///< [rounds, B]; only positions 1 to `drafted` hold something
-  std::vector<Told> answer;       ///< up to the last decided token
+  std::int32_t block_length = 0;   ///< B
+  std::int32_t gen_length = 0;     ///< positions of the answer
+  bool has_pieces = false;         ///< false: there is no text, only token ids
+  std::vector<Round> rounds;       ///< in the order of decoding
+  std::vector<Cell> cells;         ///< [rounds, B]; only positions 1 to `drafted` hold something
+  std::vector<Told> answer;        ///< up to the last decided token
+  std::vector<std::int32_t> runs;  ///< [answer], end_of_text_runs()
   std::unordered_map<std::int32_t, std::string> texts;  ///< readable texts of all tokens used here
 
   std::size_t bytes() const override;

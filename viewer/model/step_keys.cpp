@@ -9,6 +9,7 @@
 #include "analysis/math/position_sets.h"
 #include "analysis/metrics/selection.h"
 #include "decode_record/base/error.h"
+#include "decode_record/read/end_of_text.h"
 
 namespace blockscope {
 namespace {
@@ -112,7 +113,7 @@ void read_heads(const TraceReader& trace, const StepRef& step, std::size_t layer
 }  // namespace
 
 std::size_t PrefixText::bytes() const {
-  std::size_t sum = sizeof(*this);
+  std::size_t sum = sizeof(*this) + runs.size() * sizeof(std::int32_t);
   for (const std::string& token : tokens) sum += sizeof(token) + token.capacity();
   return sum;
 }
@@ -134,6 +135,12 @@ std::shared_ptr<const PrefixText> read_prefix_text(const TraceReader& trace,
   for (const StepRef& step : block.steps) length = std::max(length, step.context_length);
   tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(length)));
   for (const std::int64_t token : tokens) text->tokens.push_back(readable_token(trace, token));
+  const EndOfText ends(trace);
+  const std::span<const std::int64_t> all(tokens);
+  const std::size_t prompt = std::min(text->prompt_length, tokens.size());
+  text->runs = end_of_text_runs(all.first(prompt), ends);
+  const auto rest = end_of_text_runs(all.subspan(prompt), ends);
+  text->runs.insert(text->runs.end(), rest.begin(), rest.end());
   return text;
 }
 

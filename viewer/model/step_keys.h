@@ -20,6 +20,7 @@ struct PrefixText : Payload {
   std::vector<std::string> tokens;  ///< [N], readable; "#id" where the trace has no vocabulary
   std::size_t prompt_length = 0;    ///< tokens after it were decoded and committed
   bool has_pieces = false;          ///< false: there is no text, only token ids
+  std::vector<std::int32_t> runs;   ///< [N], end_of_text_runs() of the prompt, and of the rest
   std::size_t bytes() const override;
 };
 std::shared_ptr<const PrefixText> read_prefix_text(const TraceReader& trace,

@@ -5,13 +5,45 @@
 #include <algorithm>
 
 #include "decode_record/base/error.h"
+#include "decode_record/read/end_of_text.h"
 
 namespace blockscope {
+namespace {
+
+constexpr std::int64_t kRowsAtOnce = 256;
+
+/// Whether only end-of-text tokens were ever decided at a position, and at least one.
+bool only_ends(const Trajectory& trajectory, std::int64_t position) {
+  const auto& cells = trajectory.cells_of_position[static_cast<std::size_t>(position)];
+  return !cells.empty() && std::ranges::all_of(cells, [&](std::int32_t index) {
+    return trajectory.cells[static_cast<std::size_t>(index)].end_of_text;
+  });
+}
+
+void arrange_columns(Trajectory& trajectory) {
+  std::vector<std::int64_t> starts;  // of blocks
+  for (const Trajectory::Row& row : trajectory.rows) starts.push_back(row.first_position);
+  std::ranges::sort(starts);
+  std::int64_t runs = 0;
+  for (std::int64_t first = 0; first < trajectory.gen_length;) {
+    const auto next = std::ranges::upper_bound(starts, first);
+    const std::int64_t most =
+        next == starts.end() ? trajectory.gen_length : std::min(*next, trajectory.gen_length);
+    std::int64_t end = first;
+    while (end < most && only_ends(trajectory, end)) ++end;
+    const std::int64_t count = std::max<std::int64_t>(end - first, 1);
+    trajectory.columns.push_back({first, count, runs});
+    runs += count > 1 ? 1 : 0;
+    first += count;
+  }
+}
+
+}  // namespace
 
 std::size_t Trajectory::bytes() const {
   std::size_t sum = sizeof(*this) + prompt.size() + rows.size() * sizeof(Row);
   for (const Cell& cell : cells) sum += sizeof(cell) + cell.text.size();
-  return sum + cells_of_position.size() * 32;
+  return sum + cells_of_position.size() * 32 + columns.size() * sizeof(Column);
 }
 
 std::optional<std::int32_t> Trajectory::shown(std::int64_t position, std::int32_t t) const {
@@ -25,12 +57,37 @@ std::optional<std::int32_t> Trajectory::shown(std::int64_t position, std::int32_
   return found;
 }
 
+const Trajectory::Column& Trajectory::column_of(std::int64_t position) const {
+  return *std::prev(std::ranges::upper_bound(columns, position, {}, &Column::position));
+}
+
+std::int64_t Trajectory::decided(const Column& column, std::int32_t t) const {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < column.count; ++i) count += shown(column.position + i, t) ? 1 : 0;
+  return count;
+}
+
 std::string Trajectory::text_after(std::int32_t t) const {
   std::string text;
+  std::size_t run = 0;    // end-of-text tokens so far
+  std::string run_piece;  // of the last one
+  const auto end_run = [&] {
+    text += run > 1 ? end_of_text_mark(run) : run_piece;
+    run = 0;
+    run_piece.clear();
+  };
   for (std::int64_t position = 0; position < gen_length; ++position) {
     const auto index = shown(position, t);
-    text += index ? cells[static_cast<std::size_t>(*index)].text : std::string(kMaskSymbol);
+    const Cell* cell = index ? &cells[static_cast<std::size_t>(*index)] : nullptr;
+    if (cell != nullptr && cell->end_of_text) {
+      run += 1;
+      run_piece = cell->text;
+      continue;
+    }
+    end_run();
+    text += cell != nullptr ? cell->text : std::string(kMaskSymbol);
   }
+  end_run();
   return text;
 }
 
@@ -43,12 +100,17 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
   result->cells_of_position.resize(static_cast<std::size_t>(result->gen_length));
   const auto prompt_length = static_cast<std::int32_t>(info.prompt.size());
   const std::vector<std::int64_t> rows = trace.rows_of(sequence);
+  const EndOfText ends(trace);
+  StepColumns steps;  // of rows around this one: a call takes as long for many as for one
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i % 64 == 0) control.report(static_cast<double>(i), static_cast<double>(rows.size()));
-    const StepColumns steps = trace.steps(rows[i], 1);
-    if (static_cast<PassKind>(steps.kind[0]) == PassKind::denoise) {
+    if (rows[i] >= steps.first_row + steps.count) {
+      steps = trace.steps(rows[i], std::min(kRowsAtOnce, trace.info().num_rows - rows[i]));
+    }
+    const auto at = static_cast<std::size_t>(rows[i] - steps.first_row);
+    if (static_cast<PassKind>(steps.kind[at]) == PassKind::denoise) {
       result->rows.push_back(
-          {rows[i], steps.block[0], steps.step[0], steps.block_start[0] - prompt_length});
+          {rows[i], steps.block[at], steps.step[at], steps.block_start[at] - prompt_length});
     }
     // Tokens decided by a prefill or a commit (sub-blocks, drafts) belong to the step before it.
     const auto t = static_cast<std::int32_t>(std::max<std::size_t>(result->rows.size(), 1) - 1);
@@ -67,10 +129,12 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
             {t, static_cast<std::int32_t>(position),
              k < delta.confidence.size() ? delta.confidence[k] : 0.0F,
              readable_piece(token_bytes(trace, token)),
-             !delta.transfer_step.empty() && delta.transfer_step[k] == kUndecodedStep});
+             !delta.transfer_step.empty() && delta.transfer_step[k] == kUndecodedStep,
+             ends.contains(token)});
       }
     }
   }
+  arrange_columns(*result);
   return result;
 }
 

@@ -19,7 +19,8 @@ struct Trajectory : Payload {
     std::int32_t position = 0;  ///< after the prompt
     float confidence = 0.0F;
     std::string text;  ///< the token's piece, readable; "#id" when the trace has no vocabulary
-    bool taken_back = false;  ///< masked again from this step on
+    bool taken_back = false;   ///< masked again from this step on
+    bool end_of_text = false;  ///< a stop token, or another token that ends a text
   };
   struct Row {
     std::int64_t row = 0;
@@ -27,17 +28,29 @@ struct Trajectory : Payload {
     std::int32_t step_in_block = 0;
     std::int32_t first_position = 0;  ///< start of the block after the prompt; may be negative
   };
+  /// A column of the picture: one position, or a run of positions that never hold anything but
+  /// end-of-text tokens. A run ends with its block.
+  struct Column {
+    std::int64_t position = 0;
+    std::int64_t count = 1;
+    std::int64_t runs_before = 0;  ///< columns to the left that are runs
+  };
   std::string prompt;
   std::int64_t gen_length = 0;
   std::vector<Row> rows;    ///< denoising steps in order
   std::vector<Cell> cells;  ///< ascending by step
   /// For each position, ascending indices into `cells`: the decisions that set and changed it.
   std::vector<std::vector<std::int32_t>> cells_of_position;
+  std::vector<Column> columns;  ///< every position is in one of them, ascending
   std::size_t bytes() const override;
 
   /// Index into `cells` of the token at a position after step t; nullopt: still a mask.
   std::optional<std::int32_t> shown(std::int64_t position, std::int32_t t) const;
-  /// The text after step t, with one symbol per mask.
+  /// The column of a position, which must be in [0, gen_length).
+  const Column& column_of(std::int64_t position) const;
+  /// Positions of the column that hold a token after step t.
+  std::int64_t decided(const Column& column, std::int32_t t) const;
+  /// The text after step t, with one symbol per mask and one mark per run of end-of-text tokens.
   std::string text_after(std::int32_t t) const;
 };
 std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std::int64_t sequence,

@@ -72,6 +72,8 @@ const StepRef* ViewModel::step_to_compare(std::int32_t number) const {
 void ViewModel::select_trace(std::size_t trace) {
   selection_ = {};
   selection_.trace = trace;
+  selection_.block = documents_[trace].start.block;
+  selection_.step = documents_[trace].start.step;
 }
 
 void ViewModel::select(Selection wanted) {

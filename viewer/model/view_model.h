@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "analysis/pass/interesting_block.h"
 #include "decode_record/files/command_files.h"
 #include "viewer/model/data_service.h"
 #include "viewer/model/file_watch.h"
@@ -42,6 +43,7 @@ struct OpenDocument {
   FileFault fault = FileFault::none;  ///< what happened to the file while it was open
   std::uint64_t version = 0;          ///< grows with every change of the file
   std::shared_ptr<const Overview> overview;
+  PlaceToSee start;  ///< selected when the document is shown for the first time
 };
 
 class ViewModel {
@@ -117,7 +119,7 @@ class ViewModel {
   void clamp_selection();
   void tell_damage(const DataService::Damage& damage);
   void select_newest();
-  void select_trace(std::size_t trace);  ///< its first step
+  void select_trace(std::size_t trace);  ///< where there is the most to see
   void take_news(std::size_t trace, const std::shared_ptr<const Overview>& news,
                  const std::string& problem, FileFault fault);
   struct WatchedFile {

@@ -4,9 +4,22 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "decode_record/base/error.h"
 #include "viewer/model/view_model.h"
 
 namespace blockscope {
+namespace {
+
+/// The panels report damage where they find it, so damage here only means a start elsewhere.
+PlaceToSee start_of(const TraceReader& trace, const Overview& overview) {
+  try {
+    return most_to_see(trace, overview.blocks);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+}  // namespace
 
 FileFault ViewModel::look_at(const TraceReader& trace, FileWatch& watch) {
   const TraceInfo& info = trace.info();
@@ -142,10 +155,12 @@ void ViewModel::open(const std::string& path) {
   data_.post([index, path, mailbox = mailbox_, watched = watched_](OpenTraces& traces) {
     traces.resize(std::max(traces.size(), index + 1));
     std::shared_ptr<const Overview> overview;
+    PlaceToSee start;
     std::string problem;
     try {
       traces[index] = std::make_unique<TraceReader>(path);
       overview = read_overview(*traces[index]);
+      start = start_of(*traces[index], *overview);
       watched->resize(traces.size());
       (*watched)[index] = {};
       (*watched)[index].watch.begin(traces[index]->info().path);
@@ -154,9 +169,11 @@ void ViewModel::open(const std::string& path) {
       problem = error.what();
     }
     const std::scoped_lock lock(mailbox->mutex);
-    mailbox->letters.emplace_back([index, overview, problem](ViewModel& model) {
+    mailbox->letters.emplace_back([index, overview, start, problem](ViewModel& model) {
       OpenDocument& document = model.documents_[index];
+      const bool first = model.overview() == nullptr;  // nothing is selected yet
       document.overview = overview;
+      document.start = start;
       document.problem = problem;
       document.state = overview ? OpenState::open : OpenState::failed;
       document.live = overview && overview->info.partial;
@@ -164,7 +181,7 @@ void ViewModel::open(const std::string& path) {
         model.problems_.push_back(problem);
         return;
       }
-      if (model.overview() == nullptr) model.select_trace(index);
+      if (first) model.select_trace(index);
       model.clamp_selection();
     });
   });

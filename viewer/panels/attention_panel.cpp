@@ -64,8 +64,10 @@ float shade(float weight, float largest) {
   return largest > 0.0F ? std::sqrt(std::max(0.0F, weight) / largest) : 0.0F;
 }
 
-std::string label_of(const AttentionText& view, std::size_t key) {
-  return view.has_pieces ? view.texts[key] : fmt::format("{}", view.map.positions[key]);
+std::string label_of(const AttentionText& view, std::size_t place) {
+  const std::size_t key = view.by_position[place];
+  if (!view.has_pieces) return fmt::format("{}", view.map.positions[key]);
+  return end_of_text_label(view.runs[place], view.texts[key]);
 }
 
 std::string query_name(const AttentionText& view, std::optional<std::size_t> query) {
@@ -229,7 +231,7 @@ void draw_key_line(const PanelContext& context, const AttentionText& view,
     const Colour colour = context.map.at(shade(shown.weights[key], shown.largest), 0.0F, 1.0F);
     draw->AddRectFilled(low, high, colour, 2.0F);
     draw->AddText(ImVec2(low.x, low.y + inset), readable_on(colour),
-                  without_spaces(label_of(view, key).c_str()));
+                  without_spaces(label_of(view, place).c_str()));
     if (key < view.map.num_external) continue;
     draw->AddLine(ImVec2(low.x, high.y), high, shown_region(view, view.regions[key]).colour, 2.0F);
     const auto position = static_cast<std::size_t>(view.map.positions[key] - view.map.block_start);
@@ -252,8 +254,7 @@ std::optional<std::size_t> draw_key_text(PanelContext& context, AttentionState& 
   const float line_height = ImGui::GetTextLineHeight() * 1.35F;
   const auto block = std::ranges::find(view.by_position, view.map.num_external);
   lay_out(state.lines, data, std::max(60.0F, ImGui::GetContentRegionAvail().x - gutter - 2.0F),
-          {view.map.num_keys(),
-           [&](std::size_t place) { return label_of(view, view.by_position[place]); },
+          {view.map.num_keys(), [&](std::size_t place) { return label_of(view, place); },
            view.has_pieces, static_cast<std::size_t>(block - view.by_position.begin())});
   const TokenLines& lines = state.lines;
   if (state.scroll_to) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <string>
 
+#include "decode_record/read/end_of_text.h"
 #include "viewer/panels/draft_parts.h"
 
 namespace blockscope {
@@ -21,7 +22,7 @@ struct Area {
 
 std::string label_of(const ShownRounds& rounds, std::size_t position) {
   const std::int32_t token = rounds.answer[position].token;
-  return token < 0 ? kMaskSymbol : rounds.text(token);
+  return token < 0 ? kMaskSymbol : end_of_text_label(rounds.runs[position], rounds.text(token));
 }
 
 void draw_token(const Area& area, std::size_t position, float y, std::size_t selected) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 
+#include "decode_record/read/end_of_text.h"
 #include "viewer/panels/selection_parts.h"
 #include "viewer/panels/token_lines.h"
 
@@ -21,7 +22,8 @@ const ComparedKey* key_at(const KeyView& view, std::int64_t position) {
 
 /// A token's text, or its position if the trace has no texts.
 std::string label_of(const PrefixText& text, std::size_t position) {
-  return text.has_pieces ? text.tokens[position] : fmt::format("{}", position);
+  return text.has_pieces ? end_of_text_label(text.runs[position], text.tokens[position])
+                         : fmt::format("{}", position);
 }
 
 void tooltip(const StepKeys& keys, const KeyView& view, const PrefixText& text,

@@ -1,11 +1,12 @@
 // The Trajectory panel: positions x steps. At the step that set it, a token is coloured by its
-// confidence. At later steps it is pale. Masks are dots.
+// confidence. At later steps it is pale. Masks are dots. A run of end-of-text tokens is one cell.
 #include <fmt/format.h>
 #include <imgui.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "decode_record/read/end_of_text.h"
 #include "viewer/model/trajectory.h"
 #include "viewer/panels/panels.h"
 
@@ -42,111 +43,185 @@ void draw_controls(PanelContext& context, std::int32_t t, std::int32_t last) {
   context.model.move_step(1);
 }
 
+constexpr float kRunCells = 2.4F;  // width of a run's column, in cells
+
 struct TrajectoryGrid {
   const Trajectory& trajectory;
   std::int32_t now;
   ImVec2 origin, cell;
   std::int32_t first_row, last_row;  // of the visible part
 
-  /// Upper left corner of a cell; a line of positions is above the first row.
-  ImVec2 corner(std::int64_t position, std::int32_t row) const {
-    return {origin.x + static_cast<float>(position) * cell.x,
-            origin.y + cell.y + static_cast<float>(row) * cell.y};
+  float width_of(const Trajectory::Column& column) const {
+    return column.count > 1 ? kRunCells * cell.x : cell.x;
   }
-  float bottom() const { return corner(0, static_cast<std::int32_t>(trajectory.rows.size())).y; }
+  float left_of(const Trajectory::Column& column) const {
+    const auto index = static_cast<float>(&column - trajectory.columns.data());
+    return origin.x +
+           (index + static_cast<float>(column.runs_before) * (kRunCells - 1.0F)) * cell.x;
+  }
+  float width() const {
+    if (trajectory.columns.empty()) return 0.0F;
+    const Trajectory::Column& last = trajectory.columns.back();
+    return left_of(last) + width_of(last) - origin.x;
+  }
+  /// A line of positions is above the first row.
+  float top_of(std::int32_t row) const {
+    return origin.y + cell.y + static_cast<float>(row) * cell.y;
+  }
+  float bottom() const { return top_of(static_cast<std::int32_t>(trajectory.rows.size())); }
+  /// The first column that ends after x; columns.size() if there is none.
+  std::size_t column_at(float x) const {
+    const auto after = std::ranges::partition_point(
+        trajectory.columns,
+        [&](const Trajectory::Column& column) { return left_of(column) + width_of(column) <= x; });
+    return static_cast<std::size_t>(after - trajectory.columns.begin());
+  }
 };
 
 /// The shared crosshair: the current step's row and the selected token's column.
 void draw_crosshair(const PanelContext& context, const TrajectoryGrid& grid, float left,
                     float right) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
-  draw->AddRectFilled(ImVec2(left, grid.corner(0, grid.now).y),
-                      ImVec2(right, grid.corner(0, grid.now + 1).y),
+  draw->AddRectFilled(ImVec2(left, grid.top_of(grid.now)), ImVec2(right, grid.top_of(grid.now + 1)),
                       ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.45F));
   const std::optional<std::int32_t> token = context.model.selection().token;
   const auto now = static_cast<std::size_t>(grid.now);
   if (!token || now >= grid.trajectory.rows.size()) return;
-  const float x = grid.corner(grid.trajectory.rows[now].first_position + *token, 0).x;
-  draw->AddRectFilled(ImVec2(x, grid.origin.y), ImVec2(x + grid.cell.x - 1.0F, grid.bottom()),
+  const std::int64_t position = grid.trajectory.rows[now].first_position + *token;
+  if (position < 0 || position >= grid.trajectory.gen_length) return;
+  const Trajectory::Column& column = grid.trajectory.column_of(position);
+  const float x = grid.left_of(column);
+  draw->AddRectFilled(ImVec2(x, grid.origin.y),
+                      ImVec2(x + grid.width_of(column) - 1.0F, grid.bottom()),
                       ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.3F));
 }
 
-/// A token, coloured by its confidence if this step sets it; a dot for a mask.
-void draw_grid_cell(const PanelContext& context, const TrajectoryGrid& grid, std::int64_t position,
-                    std::int32_t row) {
+/// What a column holds after a step.
+struct ColumnState {
+  std::int64_t decided = 0;                 ///< positions with a token
+  std::int64_t now = 0;                     ///< of these, those that this step set
+  float confidence = 0.0F;                  ///< mean over these
+  const Trajectory::Cell* first = nullptr;  ///< of the decided ones
+};
+
+ColumnState state_of(const Trajectory& trajectory, const Trajectory::Column& column,
+                     std::int32_t row) {
+  ColumnState state;
+  float sum = 0.0F;
+  for (std::int64_t i = 0; i < column.count; ++i) {
+    const auto index = trajectory.shown(column.position + i, row);
+    if (!index) continue;
+    const Trajectory::Cell& cell = trajectory.cells[static_cast<std::size_t>(*index)];
+    if (state.first == nullptr) state.first = &cell;
+    state.decided += 1;
+    if (cell.step != row) continue;
+    state.now += 1;
+    sum += std::isfinite(cell.confidence) ? cell.confidence : 0.0F;
+  }
+  if (state.now > 0) state.confidence = sum / static_cast<float>(state.now);
+  return state;
+}
+
+/// A token, or the mark of a run, coloured by the confidence if this step sets it; a dot for masks.
+void draw_grid_cell(const PanelContext& context, const TrajectoryGrid& grid,
+                    const Trajectory::Column& column, std::int32_t row) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
   Colour colour = ImGui::GetColorU32(ImGuiCol_TextDisabled);
-  const ImVec2 low = grid.corner(position, row);
-  const ImVec2 high(low.x + grid.cell.x - 1.0F, low.y + grid.cell.y - 1.0F);
-  const auto index = grid.trajectory.shown(position, row);
-  if (!index) {
+  const ImVec2 low(grid.left_of(column), grid.top_of(row));
+  const ImVec2 high(low.x + grid.width_of(column) - 1.0F, low.y + grid.cell.y - 1.0F);
+  const ColumnState state = state_of(grid.trajectory, column, row);
+  if (state.first == nullptr) {
     draw->AddCircleFilled(ImVec2((low.x + high.x) / 2, (low.y + high.y) / 2), 1.5F, colour);
     return;
   }
-  const Trajectory::Cell& cell = grid.trajectory.cells[static_cast<std::size_t>(*index)];
-  if (cell.step == row) {
-    const float known = std::isfinite(cell.confidence) ? cell.confidence : 0.0F;
-    const Colour back = context.map.at(known, 0.0F, 1.0F);
+  if (state.now > 0) {
+    const Colour back = context.map.at(state.confidence, 0.0F, 1.0F);
     draw->AddRectFilled(low, high, back, 2.0F);
     colour = readable_on(back);
   }
+  const std::string text = state.decided > 1
+                               ? end_of_text_mark(static_cast<std::size_t>(state.decided))
+                               : state.first->text;
   const ImVec4 clip(low.x, low.y, high.x, high.y);
-  draw->AddText(nullptr, 0.0F, ImVec2(low.x + 3.0F, low.y), colour, cell.text.c_str(), nullptr,
-                0.0F, &clip);
+  draw->AddText(nullptr, 0.0F, ImVec2(low.x + 3.0F, low.y), colour, text.c_str(), nullptr, 0.0F,
+                &clip);
 }
 
 void draw_grid(PanelContext& context, const TrajectoryGrid& grid) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
   const float left = ImGui::GetWindowPos().x;
   const float right = left + ImGui::GetWindowWidth();
+  const std::vector<Trajectory::Column>& columns = grid.trajectory.columns;
   draw_crosshair(context, grid, left, right);
-  for (std::int64_t position = 0; position < grid.trajectory.gen_length; ++position) {
-    const float x = grid.corner(position, 0).x;
-    if (x < left - grid.cell.x || x > right) continue;
+  for (std::size_t i = grid.column_at(left); i < columns.size(); ++i) {
+    const Trajectory::Column& column = columns[i];
+    const float x = grid.left_of(column);
+    if (x > right) break;
+    const std::int64_t last = column.position + column.count - 1;
+    const std::string name = column.count > 1 ? fmt::format("{} to {}", column.position, last)
+                                              : fmt::format("{}", column.position);
     draw->AddText(ImVec2(x + 3.0F, grid.origin.y), ImGui::GetColorU32(ImGuiCol_TextDisabled),
-                  fmt::format("{}", position).c_str());
+                  name.c_str());
     for (std::int32_t row = grid.first_row; row < grid.last_row; ++row) {
-      draw_grid_cell(context, grid, position, row);
+      draw_grid_cell(context, grid, column, row);
     }
   }
   std::int32_t block = -1;
   for (const Trajectory::Row& row : grid.trajectory.rows) {
     if (row.block == block) continue;
     block = row.block;
-    const float x = grid.corner(std::max(0, row.first_position), 0).x - 1.0F;
+    const std::int64_t start = std::max(0, row.first_position);
+    if (start >= grid.trajectory.gen_length) continue;
+    const float x = grid.left_of(grid.trajectory.column_of(start)) - 1.0F;
     draw->AddLine(ImVec2(x, grid.origin.y), ImVec2(x, grid.bottom()),
                   ImGui::GetColorU32(ImGuiCol_SeparatorActive), 1.5F);
+  }
+}
+
+void cell_tooltip(const Trajectory& trajectory, const Trajectory::Column& column,
+                  std::int32_t row) {
+  const Trajectory::Row& at = trajectory.rows[static_cast<std::size_t>(row)];
+  const ColumnState state = state_of(trajectory, column, row);
+  const std::string step =
+      fmt::format("block {}, step {} of the block", at.block, at.step_in_block);
+  if (column.count > 1) {
+    const std::string now =
+        state.now == 0 ? ""
+                       : fmt::format("\n{} of them set at this step, mean confidence {:.4f}",
+                                     state.now, state.confidence);
+    ImGui::SetTooltip("positions %lld to %lld, %s\nend of text: %lld of %lld decided%s",
+                      static_cast<long long>(column.position),
+                      static_cast<long long>(column.position + column.count - 1), step.c_str(),
+                      static_cast<long long>(state.decided), static_cast<long long>(column.count),
+                      now.c_str());
+  } else if (state.first != nullptr) {
+    ImGui::SetTooltip("position %lld, %s\n\"%s\" set at step %d, confidence %.4f",
+                      static_cast<long long>(column.position), step.c_str(),
+                      state.first->text.c_str(), state.first->step,
+                      static_cast<double>(state.first->confidence));
+  } else {
+    ImGui::SetTooltip("position %lld, %s\nmask", static_cast<long long>(column.position),
+                      step.c_str());
   }
 }
 
 void hover_and_click_grid(PanelContext& context, const TrajectoryGrid& grid) {
   if (!ImGui::IsItemHovered()) return;
   const ImVec2 mouse = ImGui::GetMousePos();
-  const auto position =
-      static_cast<std::int64_t>(std::floor((mouse.x - grid.origin.x) / grid.cell.x));
+  const std::size_t index = grid.column_at(mouse.x);
   const auto row =
       static_cast<std::int32_t>(std::floor((mouse.y - grid.origin.y - grid.cell.y) / grid.cell.y));
-  if (position < 0 || position >= grid.trajectory.gen_length || row < 0 ||
+  if (mouse.x < grid.origin.x || index >= grid.trajectory.columns.size() || row < 0 ||
       row >= static_cast<std::int32_t>(grid.trajectory.rows.size())) {
     return;
   }
+  const Trajectory::Column& column = grid.trajectory.columns[index];
   const Trajectory::Row& at = grid.trajectory.rows[static_cast<std::size_t>(row)];
   Selection selection = context.model.selection();
-  selection.token = static_cast<std::int32_t>(position) - at.first_position;
+  selection.token = static_cast<std::int32_t>(column.position) - at.first_position;
   context.model.select(selection);
   if (ImGui::IsMouseClicked(ImGuiMouseButton_Left)) context.model.select_row(at.row);
-  const auto index = grid.trajectory.shown(position, row);
-  if (index) {
-    const Trajectory::Cell& cell = grid.trajectory.cells[static_cast<std::size_t>(*index)];
-    ImGui::SetTooltip(
-        "position %lld, block %d, step %d of the block\n\"%s\" set at step %d, "
-        "confidence %.4f",
-        static_cast<long long>(position), at.block, at.step_in_block, cell.text.c_str(), cell.step,
-        static_cast<double>(cell.confidence));
-  } else {
-    ImGui::SetTooltip("position %lld, block %d, step %d of the block\nmask",
-                      static_cast<long long>(position), at.block, at.step_in_block);
-  }
+  cell_tooltip(grid.trajectory, column, row);
 }
 
 void draw_trajectory_panel(PanelContext& context) {
@@ -183,19 +258,17 @@ void draw_trajectory_panel(PanelContext& context) {
     const float middle = static_cast<float>(t + 1) * cell.y - ImGui::GetWindowHeight() / 2;
     ImGui::SetScrollY(std::clamp(middle, 0.0F, ImGui::GetScrollMaxY()));
   }
-  const ImVec2 origin = ImGui::GetCursorScreenPos();
-  ImGui::InvisibleButton("cells",
-                         ImVec2(std::max(1.0F, cell.x * static_cast<float>(trajectory.gen_length)),
-                                cell.y * static_cast<float>(rows + 1)));
   const float above = ImGui::GetScrollY() / cell.y;
   const TrajectoryGrid grid{
       trajectory,
       t,
-      origin,
+      ImGui::GetCursorScreenPos(),
       cell,
       std::clamp(static_cast<std::int32_t>(above) - 1, 0, rows),
       std::clamp(static_cast<std::int32_t>(above + ImGui::GetWindowHeight() / cell.y) + 1, 0,
                  rows)};
+  ImGui::InvisibleButton(
+      "cells", ImVec2(std::max(1.0F, grid.width()), cell.y * static_cast<float>(rows + 1)));
   draw_grid(context, grid);
   hover_and_click_grid(context, grid);
   ImGui::EndChild();
