@@ -1,4 +1,7 @@
-// The Trajectory panel's marks for runs of end-of-text tokens.
+// The Trajectory panel: marks for runs of end-of-text tokens, and what it scrolls to.
+#include <cstdint>
+#include <vector>
+
 #include "tests/viewer/app_fixture.h"
 #include "tests/viewer/end_of_text_trace.h"
 
@@ -35,6 +38,27 @@ TEST_F(TrajectoryPanel, AClickOnTheMarkOfARunPicksItsFirstTokenAndTheStep) {
     ctx->MouseClick();
     IM_CHECK_EQ(model().step()->step, 4);
     IM_CHECK_EQ(model().selection().token.value_or(-1), 1);
+  });
+}
+
+TEST_F(TrajectoryPanel, TheGridFollowsTheSelectedBlockAndToken) {
+  start({end_of_text_trace(file("long.h5"), std::vector<std::int64_t>(80, 1))});
+  drive([this](ImGuiTestContext* ctx) {
+    const auto scroll = [&] { return ctx->WindowInfo("Trajectory/grid").Window->Scroll.x; };
+    ctx->MouseMoveToPos(ImVec2(2.0F, 2.0F));  // outside of the grid
+    IM_CHECK_EQ(scroll(), 0.0F);
+    Selection last = model().selection();
+    last.block = 19;
+    model().select(last);
+    ctx->Yield(3);
+    const float width = ctx->WindowInfo("Trajectory/grid").Window->Size.x;
+    IM_CHECK_LE(scroll(), 76.0F * 64.0F);
+    IM_CHECK_GE(scroll() + width, 80.0F * 64.0F);
+    last.block = 3;
+    last.token = 2;
+    model().select(last);
+    ctx->Yield(3);
+    IM_CHECK_EQ(scroll(), 14.0F * 64.0F);
   });
 }
 

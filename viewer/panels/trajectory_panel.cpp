@@ -43,6 +43,12 @@ void draw_controls(PanelContext& context, std::int32_t t, std::int32_t last) {
   context.model.move_step(1);
 }
 
+/// What the grid was scrolled to.
+struct TrajectoryState {
+  std::int64_t row = -1;
+  std::optional<std::int32_t> token;
+};
+
 constexpr float kRunCells = 2.4F;  // width of a run's column, in cells
 
 struct TrajectoryGrid {
@@ -224,6 +230,35 @@ void hover_and_click_grid(PanelContext& context, const TrajectoryGrid& grid) {
   cell_tooltip(grid.trajectory, column, row);
 }
 
+/// When the selection changes elsewhere, scrolls to the selected token's column, or to the block.
+void follow_columns(PanelContext& context, const TrajectoryGrid& grid) {
+  TrajectoryState& state = context.state.of<TrajectoryState>();
+  const std::int64_t row = context.model.step()->row;
+  const std::optional<std::int32_t> token = context.model.selection().token;
+  if (state.row == row && state.token == token) return;
+  state.row = row;
+  state.token = token;
+  const std::int64_t positions = grid.trajectory.gen_length;
+  if (ImGui::IsWindowHovered() || positions == 0) return;
+  const std::int64_t block =
+      grid.trajectory.rows[static_cast<std::size_t>(grid.now)].first_position;
+  const std::int64_t length = context.model.overview()->info.meta.block_length;
+  const auto at = [&](std::int64_t position) -> const Trajectory::Column& {
+    return grid.trajectory.column_of(std::clamp<std::int64_t>(position, 0, positions - 1));
+  };
+  const Trajectory::Column& first = at(token ? block + *token : block);
+  const Trajectory::Column& last = at(token ? block + *token : block + length - 1);
+  const float left = grid.left_of(first) - grid.origin.x;
+  const float right = grid.left_of(last) + grid.width_of(last) - grid.origin.x;
+  const float seen = ImGui::GetWindowWidth() - ImGui::GetStyle().ScrollbarSize;
+  const float scroll = ImGui::GetScrollX();
+  if (left < scroll || right - left > seen) {
+    ImGui::SetScrollX(left);
+  } else if (right > scroll + seen) {
+    ImGui::SetScrollX(right - seen);
+  }
+}
+
 void draw_trajectory_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.step() == nullptr) {
@@ -269,6 +304,7 @@ void draw_trajectory_panel(PanelContext& context) {
                  rows)};
   ImGui::InvisibleButton(
       "cells", ImVec2(std::max(1.0F, grid.width()), cell.y * static_cast<float>(rows + 1)));
+  follow_columns(context, grid);
   draw_grid(context, grid);
   hover_and_click_grid(context, grid);
   ImGui::EndChild();
