@@ -14,6 +14,7 @@
 #include "analysis/metrics/block_decisions.h"
 #include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
+#include "decode_record/read/end_of_text.h"
 
 namespace blockscope {
 namespace {
@@ -133,9 +134,10 @@ std::string key_chips(const TraceReader& trace, const ShownQuery& query, const S
       html += fmt::format(" <span class=\"note\">\u2026 {} keys \u2026</span> ", hidden);
     hidden = 0;
   };
+  const EndOfText ends_text(trace);
   const auto ends = [&](std::size_t place) {
     return place < keys.order.size() && keys.shown[place] &&
-           ends_text(trace, tokens.tokens[keys.order[place]]);
+           ends_text.contains(tokens.tokens[keys.order[place]]);
   };
   for (std::size_t place = 0, next = 0; place < keys.order.size(); place = next) {
     next = place + 1;

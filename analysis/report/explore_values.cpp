@@ -60,7 +60,7 @@ std::size_t PageTexts::index(std::int64_t token) {
   const auto [at, is_new] = known_.emplace(token, texts_.size());
   if (is_new) {
     texts_.push_back(token_text(trace_, token));
-    if (ends_text(trace_, token)) ends_.push_back(at->second);
+    if (ends_text_.contains(token)) ends_.push_back(at->second);
   }
   return at->second;
 }

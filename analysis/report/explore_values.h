@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "decode_record/read/end_of_text.h"
 #include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
@@ -26,7 +27,7 @@ std::string choice_key(std::size_t layer, std::optional<std::size_t> head);
 /// The texts of a page's tokens, each once.
 class PageTexts {
  public:
-  explicit PageTexts(const TraceReader& trace) : trace_(trace) {}
+  explicit PageTexts(const TraceReader& trace) : trace_(trace), ends_text_(trace) {}
   /// Index into texts().
   std::size_t index(std::int64_t token);
   const std::vector<std::string>& texts() const { return texts_; }
@@ -35,6 +36,7 @@ class PageTexts {
 
  private:
   const TraceReader& trace_;
+  EndOfText ends_text_;
   std::map<std::int64_t, std::size_t> known_;
   std::vector<std::string> texts_;
   std::vector<std::size_t> ends_;

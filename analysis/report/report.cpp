@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <tuple>
 
 #include "analysis/pass/damage.h"
+#include "analysis/pass/interesting_block.h"
 #include "analysis/report/explore.h"
 #include "analysis/report/facts.h"
 #include "analysis/report/report_metrics.h"
@@ -49,39 +47,6 @@ std::vector<std::int64_t> sequences_of(const std::vector<BlockSteps>& blocks) {
   return sequences;
 }
 
-/// Tokens that the block decided, without those that end the text.
-std::vector<std::int64_t> real_text(const TraceReader& trace, const BlockSteps& block) {
-  std::vector<std::int64_t> tokens;
-  for (const StepRef& step : block.steps) {
-    for (const SequenceDelta& delta : trace.delta(step.row).rows) {
-      for (const std::int64_t token : delta.decoded_tokens) {
-        if (!ends_text(trace, token)) tokens.push_back(token);
-      }
-    }
-  }
-  return tokens;
-}
-
-/// The block with the most real text, among those with two recorded steps if there are any. A tie
-/// is decided by the most recorded steps, then by the most distinct tokens, then by the place
-/// nearest the middle.
-std::size_t richest_block(const TraceReader& trace, const std::vector<BlockSteps>& blocks) {
-  using Rank = std::tuple<bool, std::size_t, std::ptrdiff_t, std::size_t, double>;
-  std::size_t best = 0;
-  Rank best_rank(false, 0, -1, 0, 0.0);
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const std::vector<std::int64_t> text = real_text(trace, blocks[i]);
-    const std::ptrdiff_t recorded = std::ranges::count_if(blocks[i].steps, &StepRef::recorded);
-    const double off = std::abs(static_cast<double>(i) - static_cast<double>(blocks.size()) / 2.0);
-    const Rank rank(recorded > 1, text.size(), recorded, std::set(text.begin(), text.end()).size(),
-                    -off);
-    if (rank <= best_rank) continue;
-    best = i;
-    best_rank = rank;
-  }
-  return best;
-}
-
 PictureChoice choose(const TraceReader& trace, const std::vector<BlockSteps>& all,
                      const ReportOptions& options) {
   const TraceMeta& meta = trace.info().meta;
@@ -101,7 +66,7 @@ PictureChoice choose(const TraceReader& trace, const std::vector<BlockSteps>& al
     std::erase_if(candidates, [&](const auto& b) { return b.block != *options.block; });
   }
   if (candidates.empty()) return choice;
-  const BlockSteps chosen = candidates[richest_block(trace, candidates)];
+  const BlockSteps chosen = candidates[most_to_see(trace, candidates).block];
   for (const BlockSteps& block : all) {
     if (block.sequence != chosen.sequence) continue;
     if (block.block == chosen.block) choice.block = choice.blocks.size();

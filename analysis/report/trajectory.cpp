@@ -103,17 +103,6 @@ TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block)
   return trajectory;
 }
 
-bool ends_text(const TraceReader& trace, std::int64_t token) {
-  // Traces do not record the ids of these tokens, so their usual texts tell them.
-  static constexpr std::array<std::string_view, 16> kEnds{
-      "<|endoftext|>", "<|im_end|>",  "</s>",    "<eos>",
-      "<|eos|>",       "<|eot_id|>",  "<|end|>", "<|end_of_text|>",
-      "<|return|>",    "[EOS]",       "<pad>",   "<|pad|>",
-      "[PAD]",         "<|fim_pad|>", "<|eot|>", "<|endofsentence|>"};
-  if (token < 0 || trace.num_pieces() == 0) return false;
-  return std::ranges::find(kEnds, trace.piece(token)) != kEnds.end();
-}
-
 std::string token_text(const TraceReader& trace, std::int64_t token) {
   if (token < 0) return "";
   const std::string piece = trace.num_pieces() == 0 ? "" : trace.piece(token);

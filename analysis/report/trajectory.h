@@ -36,9 +36,6 @@ TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block)
 /// that are not text. "#17" if the trace has no vocabulary.
 std::string token_text(const TraceReader& trace, std::int64_t token);
 
-/// Whether the token ends a text or fills up after its end: "<|endoftext|>", "</s>" and the like.
-bool ends_text(const TraceReader& trace, std::int64_t token);
-
 struct TrajectoryLimits {
   std::size_t blocks = 4;          ///< drawn
   std::size_t positions = 64;      ///< per block

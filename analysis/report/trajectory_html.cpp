@@ -9,6 +9,7 @@
 #include "analysis/figures/svg.h"
 #include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
+#include "decode_record/read/end_of_text.h"
 
 namespace blockscope {
 namespace {
@@ -39,11 +40,10 @@ std::string run_of_cells(std::string_view css_class, std::int32_t count) {
 }
 
 /// The end of the run of positions from `first` that all end the text; first + 1 without one.
-std::size_t run_end(const TraceReader& trace, const TrajectoryBlock& block, std::size_t first,
+std::size_t run_end(const EndOfText& ends, const TrajectoryBlock& block, std::size_t first,
                     std::size_t rows) {
   std::size_t end = first;
-  while (end < rows && block.positions[end].step > 0 &&
-         ends_text(trace, block.positions[end].token)) {
+  while (end < rows && block.positions[end].step > 0 && ends.contains(block.positions[end].token)) {
     ++end;
   }
   return std::max(end, first + 1);
@@ -77,8 +77,8 @@ std::string position_row(const TraceReader& trace, const TrajectoryPosition& ite
   return html + "<td class=\"room\"></td></tr>\n";
 }
 
-std::string block_table(const TraceReader& trace, const TrajectoryBlock& block,
-                        const TrajectoryLimits& limits) {
+std::string block_table(const TraceReader& trace, const EndOfText& ends,
+                        const TrajectoryBlock& block, const TrajectoryLimits& limits) {
   const std::int32_t steps = std::max(1, std::min(block.num_steps, limits.steps));
   const std::size_t rows = std::min(block.positions.size(), limits.positions);
   std::string left_out;
@@ -98,7 +98,7 @@ std::string block_table(const TraceReader& trace, const TrajectoryBlock& block,
   }
   html += "<th class=\"room\"></th></tr></thead><tbody>\n";
   for (std::size_t i = 0, end = 0; i < rows; i = end) {
-    end = run_end(trace, block, i, rows);
+    end = run_end(ends, block, i, rows);
     html += end == i + 1 ? position_row(trace, block.positions[i], steps)
                          : run_row(trace, std::span(block.positions).subspan(i, end - i), steps);
   }
@@ -183,8 +183,9 @@ std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSte
   std::string html = "<div class=\"still\">\n" +
                      facts_html(sequence_facts(trace, sequence, limits)) + legend() +
                      "<div class=\"trajectories\">\n";
+  const EndOfText ends(trace);
   for (std::size_t i = first; i < last; ++i) {
-    html += block_table(trace, trajectory_of(trace, blocks[i]), limits);
+    html += block_table(trace, ends, trajectory_of(trace, blocks[i]), limits);
   }
   html += "</div>\n";
   if (last - first < blocks.size()) {

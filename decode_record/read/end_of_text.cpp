@@ -11,10 +11,12 @@ namespace blockscope {
 namespace {
 
 /// As the tokenizers of published models name them.
-constexpr std::array<std::string_view, 12> kNames{
-    "<|endoftext|>", "<|im_end|>", "<|eot_id|>",   "<|end_of_text|>",
-    "<|eos|>",       "<|end|>",    "<|role_end|>", "<eos>",
-    "<end_of_turn>", "</s>",       "[EOS]",        "<|return|>"};
+constexpr std::array<std::string_view, 18> kNames{
+    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eos|>", "<|end|>",
+    "<|role_end|>", "<eos>", "<end_of_turn>", "</s>", "[EOS]", "<|return|>", "<|eot|>",
+    "<|endofsentence|>",
+    // What fills a text up after its end.
+    "<pad>", "<|pad|>", "[PAD]", "<|fim_pad|>"};
 
 }  // namespace
 

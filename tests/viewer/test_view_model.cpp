@@ -51,8 +51,8 @@ TEST_F(OpenTrace, ASelectionFromTextDoesNotDependOnTheStart) {
   elsewhere.step = elsewhere.layer = elsewhere.head = 1;
   const Overview& overview = *model_.overview();
   const std::int64_t layer = overview.info.meta.layers.front();
-  EXPECT_EQ(selection_from_text(fmt::format("layer={}", layer), overview, elsewhere), Selection{});
-  EXPECT_EQ(selection_from_text("", overview, elsewhere), elsewhere);
+  EXPECT_EQ(selection_from(parse_selection(fmt::format("layer={}", layer)), overview, elsewhere), Selection{});
+  EXPECT_EQ(selection_from({}, overview, elsewhere), elsewhere);
 }
 
 TEST_F(OpenTrace, SelectionIsClampedToTheTrace) {
