@@ -18,14 +18,16 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from browser import Browser, skip_without_browser  # noqa: E402
 
 TRACE = "tests/data/trace_schema_1.h5"
+START = ["--select", "sequence=0,block=6,step=1"]
 SIZE = 900, 700
 
 
 class Serving:
-    """A server with its address, until the block ends."""
+    """A server with its address, until the block ends. Pages start where the trace does."""
 
     def __init__(self, *arguments):
-        self.process = subprocess.Popen([BINARY, "view", *map(str, arguments), "--serve"], stdout=subprocess.PIPE,
+        begin = [] if pathlib.Path(arguments[0]).is_dir() else START
+        self.process = subprocess.Popen([BINARY, "view", *map(str, arguments), *begin, "--serve"], stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True, env=without_display())
         self.url = self.process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[0-9a-f]{32}", self.url), self.process.stderr.read()
@@ -113,8 +115,8 @@ def check_the_picture(folder, bench):
         shown = read_png(folder / "page.png")[:, :, :3]
         assert not page.messages, page.messages
     window = folder / "window.png"
-    subprocess.run(["xvfb-run", "-a", "-s", "-screen 0 2600x1700x24", bench, TRACE, "--picture", window], check=True,
-                   capture_output=True)
+    subprocess.run(["xvfb-run", "-a", "-s", "-screen 0 2600x1700x24", bench, TRACE, "--picture", window, *START],
+                   check=True, capture_output=True)
     expected = read_png(window)[:, :, :3]
     assert shown.shape == expected.shape, (shown.shape, expected.shape)
     far = np.abs(shown - expected).max(axis=2)

@@ -109,34 +109,38 @@ def check_a_page_that_is_gone_without_a_word():
         page.link.close()
 
 
+def crowd(server):
+    """1,000 connections at once, of which every second asks for the page; -> the server's memory when they are gone."""
+    open_before = descriptors(server.process.pid)
+    with Watched(server) as watched:
+        links = [dial(server.port) for _ in range(1000)]
+        for link in links[::2]:
+            link.sendall(f"GET /?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        answers, start = [], time.monotonic()
+        for link in links[::2]:
+            link.settimeout(15.0)
+            try:
+                answers.append(status_of(link.recv(4096)))
+            except ConnectionError:
+                answers.append(0)
+        print(f"  500 requests among 1,000 connections: {answers.count(200)} answered in {time.monotonic() - start:.1f} s")
+        assert set(answers) == {200}, answers
+        for link in links:
+            link.close()
+        assert status_of(get(server.port, f"/?token={server.token}")) == 200
+    bounded(watched, "1,000 connections at once")
+    wait_until(lambda: descriptors(server.process.pid) <= open_before + 2, 5.0, "closed connections are forgotten")
+    return private_kib(server.process.pid)
+
+
 def check_a_crowd():
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
     with served() as server:
-        before = private_kib(server.process.pid), descriptors(server.process.pid)
-        with Watched(server) as watched:
-            links = [dial(server.port) for _ in range(1000)]
-            for link in links[::2]:
-                link.sendall(f"GET /?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-            answers, start = [], time.monotonic()
-            for link in links[::2]:
-                link.settimeout(15.0)
-                try:
-                    answers.append(status_of(link.recv(4096)))
-                except ConnectionError:
-                    answers.append(0)
-            took = time.monotonic() - start
-            print(f"  500 requests among 1,000 connections: {answers.count(200)} answered, {answers.count(503)} told "
-                  f"to come later, {answers.count(0)} ended without an answer in {took:.1f} s")
-            assert answers.count(200) >= 200 and set(answers) <= {0, 200, 503}, answers
-            for link in links:
-                link.close()
-            assert status_of(get(server.port, f"/?token={server.token}")) == 200
-        bounded(watched, "1,000 connections at once")
-        wait_until(lambda: descriptors(server.process.pid) <= before[1] + 2, 5.0, "closed connections are forgotten")
-        after = private_kib(server.process.pid)
-        print(f"  private memory of the server: {before[0]} KiB before, {after} KiB after")
-        assert after < before[0] + (8 << 10), (before, after)
+        after = [crowd(server) for _ in range(3)]
+        print(f"  private memory of the server after each crowd: {after} KiB")
+        # The allocator keeps what the first one took, and needs no more for the next ones.
+        assert after[-1] < after[0] + (1 << 10), after
 
 
 def check_eight_people():
