@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,13 +49,6 @@ def steps_of(blockscope, trace, sequence, block):
     return steps
 
 
-def display():
-    """What a command needs in front of it to have a display."""
-    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or not shutil.which("xvfb-run"):
-        return []
-    return ["xvfb-run", "-a"]
-
-
 def take_pictures(options, folder):
     pictures = []
     for step, token in steps_of(options.blockscope, options.trace, options.sequence, options.block):
@@ -65,7 +57,7 @@ def take_pictures(options, folder):
         if token is not None:
             place["token"] = token
         picture = os.path.join(folder, f"{step:04}.png")
-        run([*display(), options.blockscope, "view", options.trace, "--screenshot", picture,
+        run([options.blockscope, "view", options.trace, "--screenshot", picture,
              "--panel", "trajectory,attention", "--width", str(options.width), "--height", str(options.height),
              "--select", ",".join(f"{name}={value}" for name, value in place.items())])
         pictures.append(picture)
