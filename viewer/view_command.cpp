@@ -145,7 +145,7 @@ void run_server(const ViewFlags& flags) {
   server.port = port;
   server.listen = flags.listen;
   server.hosts = flags.hosts;
-  server.token = random_token();
+  server.secret = random_secret();
   server.view = [&](int socket) {
     ScreenOptions size;
     size.scale = flags.scale;
@@ -161,7 +161,7 @@ void run_server(const ViewFlags& flags) {
           flags.listen);
     }
     const std::string address = flags.listen == "0.0.0.0" ? "127.0.0.1" : flags.listen;
-    say("http://{}:{}/?token={}\n", address, bound, server.token);
+    say("http://{}:{}/?key={}\n", address, bound, server.secret);
     const PrintedState printed = flush_standard_output();
     if (!printed.whole) {
       throw Error(fmt::format("view --serve: the link can't be printed: {}", printed.problem));

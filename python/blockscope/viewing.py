@@ -78,8 +78,8 @@ class View:
         fragment = f"#{select.lstrip('#').replace(',', '&')}" if select else ""
         self.url: str = address + fragment
         self._what, self._height = what, height
-        port, token = address.split(":")[2].split("/?token=")
-        path = _proxied_path(server, port, token) if server is not None else None
+        port, key = address.split(":")[2].split("/?key=")
+        path = _proxied_path(server, port, key) if server is not None else None
         self._source = self.url if path is None else path + fragment
 
     def close(self) -> None:
@@ -124,9 +124,9 @@ def _notebook_server() -> dict[str, Any] | None:
     return None
 
 
-def _proxied_path(server: dict[str, Any], port: str, token: str) -> str | None:
+def _proxied_path(server: dict[str, Any], port: str, key: str) -> str | None:
     """The viewer's path under the address of the notebook, if the server has jupyter-server-proxy."""
-    path = f"proxy/{port}/?token={token}"
+    path = f"proxy/{port}/?key={key}"
     request = urllib.request.Request(str(server.get("url", "")) + path)
     request.add_header("Authorization", f"token {server.get('token', '')}")
     try:

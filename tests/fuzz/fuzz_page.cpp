@@ -54,13 +54,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require(!file.name.empty() && file.name.find('/') == std::string::npos && file.name != "..");
   });
   attempt([&] { parse_selection(text); });
-  const std::string token(32, 'a');
+  const std::string secret(32, 'a');
   const auto half = static_cast<std::ptrdiff_t>(size / 2);
   const PageRequest request = {
       {text.begin(), text.begin() + half}, {text.begin() + half, text.end()}, text.substr(0, 32)};
   for (const bool any_host : {false, true}) {
-    const bool passes = refusal(request, token, {}, any_host, true).empty();
-    require(!passes || request.token == token);
+    const bool passes = refusal(request, secret, {}, any_host, true).empty();
+    require(!passes || request.secret == secret);
   }
   return 0;
 }

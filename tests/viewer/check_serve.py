@@ -30,7 +30,7 @@ class Serving:
         self.process = subprocess.Popen([BINARY, "view", *map(str, arguments), *begin, "--serve"], stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True, env=without_display())
         self.url = self.process.stdout.readline().strip()
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[0-9a-f]{32}", self.url), self.process.stderr.read()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?key=[0-9a-f]{32}", self.url), self.process.stderr.read()
 
     def __enter__(self):
         return self

@@ -15,26 +15,26 @@ from view_harness import BINARY, skip_without_viewer, view, without_display
 def check_requests_for_the_page():
     with served() as server:
         port, token = server.port, server.token
-        page = get(port, f"/?token={token}")
+        page = get(port, f"/?key={token}")
         assert status_of(page) == 200 and b"<canvas" in page, page[:300]
         for header in (b"content-security-policy: default-src 'none'", b"referrer-policy: no-referrer",
                        b"cache-control: no-store", b"x-content-type-options: nosniff"):
             assert header in page.lower(), header
         other = ("0" if token[0] != "0" else "1") + token[1:]
-        for words in ("", "?", "?token=", f"?token={token[:-1]}", f"?token={token}0", f"?token={token.upper()}0",
-                      f"?token={other}", f"?tok={token}", f"?token={'a' * 1000}"):
+        for words in ("", "?", "?key=", f"?key={token[:-1]}", f"?key={token}0", f"?key={token.upper()}0",
+                      f"?key={other}", f"?token={token}", f"?key={'a' * 1000}"):
             answer = get(port, "/" + words)
             assert status_of(answer) == 403 and b"token" in answer and b"<canvas" not in answer, (words, answer[:300])
             assert token.encode() not in answer, f"{words}: the refusal tells the token"
-        assert b"<canvas" not in get(port, "/?token=%00")
+        assert b"<canvas" not in get(port, "/?key=%00")
         for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"127.0.0.2:{port}",
                      f"localhost.evil.example:{port}", "", "[::1", "127.0.0.1@evil.example"):
-            answer = get(port, f"/?token={token}", host=host or "")
+            answer = get(port, f"/?key={token}", host=host or "")
             assert status_of(answer) == 403 and b"<canvas" not in answer, (host, answer[:300])
         for host in (f"localhost:{port}", f"LOCALHOST:{port}", "localhost:1", f"[::1]:{port}", "127.0.0.1"):
-            assert status_of(get(port, f"/?token={token}", host=host)) == 200, host
+            assert status_of(get(port, f"/?key={token}", host=host)) == 200, host
         for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/ws", "/index.html", "//etc/passwd", "/\x01"):
-            answer = get(port, f"{path}?token={token}")
+            answer = get(port, f"{path}?key={token}")
             assert status_of(answer) in (0, 400, 403, 404) and b"root:" not in answer, (path, answer[:300])
             answer = get(port, path)
             assert status_of(answer) in (0, 400, 403), (path, answer[:300])
@@ -42,7 +42,7 @@ def check_requests_for_the_page():
 
 def check_odd_requests():
     with served() as server:
-        port, good = server.port, f"/?token={server.token}"
+        port, good = server.port, f"/?key={server.token}"
         odd = {
             "HTTP/1.0 without a host": f"GET {good} HTTP/1.0\r\n\r\n".encode(),
             "no version": f"GET {good}\r\n\r\n".encode(),
@@ -112,7 +112,7 @@ def check_who_may_open_a_connection():
 
 def check_names_of_a_proxy():
     with served("--host", "Proxy.Example") as server:
-        good = f"/?token={server.token}"
+        good = f"/?key={server.token}"
         for host in ("proxy.example", "PROXY.example:8443"):
             assert status_of(get(server.port, good, host=host)) == 200, f"--host Proxy.Example refuses {host}"
             server.page(host=host, origin=f"https://{host}").open().close()
@@ -120,10 +120,10 @@ def check_names_of_a_proxy():
             assert status_of(get(server.port, good, host=host)) == 403, host
     with served("--host", "a.example", "--host", "b.example") as server:
         for host in ("a.example", "b.example", "localhost"):
-            assert status_of(get(server.port, f"/?token={server.token}", host=host)) == 200, host
+            assert status_of(get(server.port, f"/?key={server.token}", host=host)) == 200, host
     with served("--listen", "0.0.0.0") as server:  # its names are unknown, so the token alone admits
         assert "warning" in server.said() and "encrypted" in server.said(), server.said()
-        assert status_of(get(server.port, f"/?token={server.token}", host="any.example")) == 200
+        assert status_of(get(server.port, f"/?key={server.token}", host="any.example")) == 200
         assert status_of(get(server.port, "/", host="any.example")) == 403
         server.page(host="any.example").open().close()
         for origin in ("http://evil.example", ""):
@@ -206,10 +206,10 @@ def check_ports():
         result = view(TRACE, "--serve", first.port)
         assert result.returncode == 1, result
         assert str(first.port) in result.stderr and "HINT" in result.stderr and result.stdout == "", result
-        assert status_of(get(first.port, f"/?token={first.token}")) == 200
+        assert status_of(get(first.port, f"/?key={first.token}")) == 200
         with served() as second:
             assert second.port != first.port and second.token != first.token
-            assert status_of(get(second.port, f"/?token={first.token}")) == 403
+            assert status_of(get(second.port, f"/?key={first.token}")) == 403
         port = first.port
     with served(port) as again:  # connections of the first one may still be closing
         assert again.port == port

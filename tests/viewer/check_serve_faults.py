@@ -30,7 +30,7 @@ def check_slow_connections():
                     with contextlib.suppress(OSError):
                         link.send(text[second : second + 1])
                 start = time.monotonic()
-                assert status_of(get(server.port, f"/?token={server.token}")) == 200
+                assert status_of(get(server.port, f"/?key={server.token}")) == 200
                 assert time.monotonic() - start < LATE, "slow headers hold up a request"
                 server.page().open().close()
                 time.sleep(0.7)
@@ -45,7 +45,7 @@ def check_slow_connections():
                     link.send(text[:20])
             start, answers = time.monotonic(), []
             while 200 not in answers and time.monotonic() < start + 20.0:
-                answers.append(status_of(get(server.port, f"/?token={server.token}")))
+                answers.append(status_of(get(server.port, f"/?key={server.token}")))
                 for link in (links[0], dribbling[0]):
                     with contextlib.suppress(OSError):
                         link.send(b"a")
@@ -115,7 +115,7 @@ def crowd(server):
     with Watched(server) as watched:
         links = [dial(server.port) for _ in range(1000)]
         for link in links[::2]:
-            link.sendall(f"GET /?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            link.sendall(f"GET /?key={server.token} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         answers, start = [], time.monotonic()
         for link in links[::2]:
             link.settimeout(15.0)
@@ -127,7 +127,7 @@ def crowd(server):
         assert set(answers) == {200}, answers
         for link in links:
             link.close()
-        assert status_of(get(server.port, f"/?token={server.token}")) == 200
+        assert status_of(get(server.port, f"/?key={server.token}")) == 200
     bounded(watched, "1,000 connections at once")
     wait_until(lambda: descriptors(server.process.pid) <= open_before + 2, 5.0, "closed connections are forgotten")
     return private_kib(server.process.pid)
@@ -191,7 +191,7 @@ def check_one_too_many():
         except Closed as closed:
             assert closed.code == 1008 and "16 people" in closed.reason, closed
             assert closed.reason.endswith("."), f"the reason is cut: {closed.reason}"
-        assert status_of(get(server.port, f"/?token={server.token}")) == 200
+        assert status_of(get(server.port, f"/?key={server.token}")) == 200
         for page in pages:
             page.latency()
         print(f"  {PEOPLE} viewers: {sum(map(private_kib, server.viewers())) / 1024:.0f} MiB private in all")

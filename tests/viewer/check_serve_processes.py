@@ -121,7 +121,7 @@ def check_signals():
                 assert code_told in (1001, 1006), code_told
                 port, token = server.port, server.token
             with contextlib.suppress(ConnectionRefusedError):  # or another server has it now
-                assert status_of(get(port, f"/?token={token}")) != 200, "somebody still answers"
+                assert status_of(get(port, f"/?key={token}")) != 200, "somebody still answers"
     # At any moment: between two events, and before the first page.
     for pause in [0.0, *[0.011 * number for number in range(12)]]:
         with served() as server:

@@ -75,7 +75,7 @@ def upgrade_text(port, token, session="", host=None, origin=None, protocol="bloc
                  path="/ws"):
     """A page's request. `origin` and `protocol` "": without the header."""
     host = host or f"127.0.0.1:{port}"
-    lines = [f"GET {path}?token={token}&session={session} HTTP/1.1", f"Host: {host}", "Upgrade: websocket",
+    lines = [f"GET {path}?key={token}&session={session} HTTP/1.1", f"Host: {host}", "Upgrade: websocket",
              "Connection: Upgrade", f"Sec-WebSocket-Key: {key}", "Sec-WebSocket-Version: 13"]
     if origin != "":
         lines.append(f"Origin: {origin or f'http://{host}'}")

@@ -14,42 +14,42 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
-const std::string kToken(32, 'a');
+const std::string kSecret(32, 'a');
 
 std::string refused(const PageRequest& request, bool websocket = true) {
-  return refusal(request, kToken, {"hub.example.org"}, false, websocket);
+  return refusal(request, kSecret, {"hub.example.org"}, false, websocket);
 }
 
 TEST(PageAccess, LoopbackNamesAndNamedHostsPass) {
   for (const std::string host : {"localhost:8765", "127.0.0.1:1", "[::1]:80", "LOCALHOST",
                                  "hub.example.org", "hub.example.org:443"}) {
-    EXPECT_THAT(refused({host, "http://" + host, kToken}), IsEmpty()) << host;
-    EXPECT_THAT(refused({host, "https://" + host, kToken}), IsEmpty()) << host;
+    EXPECT_THAT(refused({host, "http://" + host, kSecret}), IsEmpty()) << host;
+    EXPECT_THAT(refused({host, "https://" + host, kSecret}), IsEmpty()) << host;
   }
 }
 
 TEST(PageAccess, OtherHostsAreRefused) {
   for (const std::string host : {"evil.example", "127.0.0.1.evil.example", "localhost.evil:8765",
                                  "", "evil@localhost", "xlocalhost"}) {
-    EXPECT_THAT(refused({host, "http://" + host, kToken}), HasSubstr("--host")) << host;
+    EXPECT_THAT(refused({host, "http://" + host, kSecret}), HasSubstr("--host")) << host;
   }
-  EXPECT_THAT(refusal({"gpu7:8765", "http://gpu7:8765", kToken}, kToken, {}, true, true),
+  EXPECT_THAT(refusal({"gpu7:8765", "http://gpu7:8765", kSecret}, kSecret, {}, true, true),
               IsEmpty());
 }
 
 TEST(PageAccess, AWebSocketMustComeFromItsOwnPage) {
   for (const std::string origin : {"", "null", "http://evil.example", "http://localhost:1",
                                    "http://localhost:8765.evil.example"}) {
-    EXPECT_THAT(refused({"localhost:8765", origin, kToken}), HasSubstr("another page")) << origin;
+    EXPECT_THAT(refused({"localhost:8765", origin, kSecret}), HasSubstr("another page")) << origin;
   }
-  EXPECT_THAT(refused({"localhost:8765", "", kToken}, false), IsEmpty());
+  EXPECT_THAT(refused({"localhost:8765", "", kSecret}, false), IsEmpty());
 }
 
-TEST(PageAccess, TheTokenIsNeeded) {
-  for (const std::string& token :
-       {std::string(), std::string("a"), kToken.substr(1) + "b", kToken + "a"}) {
-    EXPECT_THAT(refused({"localhost", "http://localhost", token}), HasSubstr("token")) << token;
-    EXPECT_THAT(refused({"localhost", "", token}, false), HasSubstr("token")) << token;
+TEST(PageAccess, TheSecretIsNeeded) {
+  for (const std::string& secret :
+       {std::string(), std::string("a"), kSecret.substr(1) + "b", kSecret + "a"}) {
+    EXPECT_THAT(refused({"localhost", "http://localhost", secret}), HasSubstr("key")) << secret;
+    EXPECT_THAT(refused({"localhost", "", secret}, false), HasSubstr("key")) << secret;
   }
 }
 

@@ -33,7 +33,7 @@ std::string host_name(std::string_view host) {
   return lower(host.substr(0, colon));
 }
 
-std::string refusal(const PageRequest& request, std::string_view token,
+std::string refusal(const PageRequest& request, std::string_view secret,
                     const std::vector<std::string>& hosts, bool any_host, bool websocket) {
   const std::string name = host_name(request.host);
   // A site whose name is made to point to this machine must not reach the viewer (DNS rebinding).
@@ -50,9 +50,9 @@ std::string refusal(const PageRequest& request, std::string_view token,
       return "The connection comes from another page.";
     }
   }
-  if (!same_secret(request.token, token)) {
-    return "The address lacks the token. Use the whole address that `blockscope view --serve` "
-           "printed, with ?token=...";
+  if (!same_secret(request.secret, secret)) {
+    return "The address lacks its key. Use the whole address that `blockscope view --serve` "
+           "printed, with ?key=...";
   }
   return "";
 }

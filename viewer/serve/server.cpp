@@ -192,7 +192,7 @@ int answer(lws* wsi, unsigned status, const std::string& body, const char* type)
                                        reinterpret_cast<const unsigned char*>(value.data()),
                                        static_cast<int>(value.size()), &at, end) != 0;
   };
-  // The page loads nothing and sends its address, which has the token, to nobody.
+  // The page loads nothing and sends its address, which has the key, to nobody.
   if (lws_add_http_common_headers(wsi, status, type, body.size(), &at, end) != 0 ||
       add("content-security-policy:",
           "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -350,9 +350,9 @@ void Server::over(Session& session) {
 
 std::string Server::why_not(lws* wsi, bool websocket) const {
   const PageRequest request = {header_text(wsi, WSI_TOKEN_HOST), header_text(wsi, WSI_TOKEN_ORIGIN),
-                               argument(wsi, "token")};
+                               argument(wsi, "key")};
   const bool any_host = options_.listen != "127.0.0.1";
-  return refusal(request, options_.token, options_.hosts, any_host, websocket);
+  return refusal(request, options_.secret, options_.hosts, any_host, websocket);
 }
 
 int Server::on_http(lws* wsi, lws_callback_reasons reason, void* in) {
@@ -446,7 +446,7 @@ int Server::admit(lws* wsi) {
     const bool plain = id.size() == 32 && std::ranges::all_of(id, [](unsigned char letter) {
                          return std::isxdigit(letter) != 0;
                        });
-    session = begin_session(plain && found == sessions_.end() ? id : random_token());
+    session = begin_session(plain && found == sessions_.end() ? id : random_secret());
   }
   if (session == nullptr) return refuse_page(wsi, "The system can't begin another process.");
   session->page = wsi;
@@ -669,14 +669,14 @@ int Server::write_page(Session& session) {
 
 }  // namespace
 
-std::string random_token() {
+std::string random_secret() {
   std::array<unsigned char, 16> bytes{};
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
     throw Error("view --serve: the system gives no random bytes");
   }
-  std::string token;
-  for (const unsigned char byte : bytes) token += fmt::format("{:02x}", byte);
-  return token;
+  std::string secret;
+  for (const unsigned char byte : bytes) secret += fmt::format("{:02x}", byte);
+  return secret;
 }
 
 void serve(const ServeOptions& options) { Server(options).run(); }
