@@ -75,8 +75,15 @@ class Page(Browser):
         self.settle()
 
     def pixels(self):
-        """What the page drew [height, width, RGB]; quicker than a screenshot."""
+        """What the page shows [height, width, RGB]. It drew only what changed, so drawing all must change nothing."""
         self.settle()
+        shown = self.read_pixels()
+        self.evaluate("damage.add([0, 0, display.width, display.height]); draw(); 1")
+        stale = (shown != self.read_pixels()).any(axis=2)
+        assert not stale.any(), f"{stale.sum()} pixels are stale, around {np.argwhere(stale).mean(axis=0)}"
+        return shown
+
+    def read_pixels(self):
         width, height, text = self.evaluate("""(() => {
           const rgba = new Uint8Array(4 * canvas.width * canvas.height);
           gl.readPixels(0, 0, canvas.width, canvas.height, gl.RGBA, gl.UNSIGNED_BYTE, rgba);
