@@ -20,6 +20,16 @@
 
 namespace blockscope {
 
+namespace {
+
+void check_panel(const std::string& wanted) {
+  if (wanted.empty() || std::ranges::count(panel_names(), wanted)) return;
+  throw UsageError(
+      fmt::format("--select: expected panel={}, got '{}'", fmt::join(panel_names(), ", "), wanted));
+}
+
+}  // namespace
+
 App::App(const AppOptions& options, std::unique_ptr<Screen> screen)
     : options_(options),
       settings_(load_settings(options.config_folder)),
@@ -30,11 +40,7 @@ App::App(const AppOptions& options, std::unique_ptr<Screen> screen)
       panels_(all_panels()),
       map_(Colormap(options.colormap.empty() ? appearance_.map : options.colormap)) {
   show_from_text(options.show, state_);
-  const std::string front = parse_selection(options.select).panel;  // reports a mistake early
-  if (!front.empty() && !std::ranges::count(panel_names(), front)) {
-    throw UsageError(fmt::format("--select: expected panel={}, got '{}'",
-                                 fmt::join(panel_names(), ", "), front));
-  }
+  check_panel(parse_selection(options.select).panel);  // reports a mistake early
   appearance_.map = map_->name();
   appearance_.dark = options.dark.value_or(appearance_.dark);
   styled_dark_ = !appearance_.dark;
@@ -62,6 +68,7 @@ App::App(const AppOptions& options, std::unique_ptr<Screen> screen)
   model_.data().set_wake([this] { screen_->wake(); });
   for (const std::string& trace : options.traces) model_.open(trace);
   open_asked_ = options.served && options.traces.empty();
+  if (options.served) offered_ = options.served->traces();
 }
 
 App::~App() { model_.data().set_wake({}); }
@@ -240,6 +247,7 @@ void App::follow_selection() {
       if (other.trace != model_.selection().trace) model_.select(other);
     }
     selection_pending_ = false;
+    check_panel(wanted.panel);
     front_wanted_ = wanted.panel;
     model_.select(selection_from(wanted, *model_.overview(), model_.selection()));
   } catch (const Error& error) {
@@ -253,10 +261,12 @@ void App::note_front() {
   if (!front_wanted_.empty()) {
     const auto wanted = std::ranges::find_if(
         panels_, [&](const Panel& panel) { return panel_key(panel) == front_wanted_; });
-    if (wanted != panels_.end()) {
+    if (wanted != panels_.end() && fits(*wanted)) {
       wanted->visible = true;
       ImGui::SetWindowFocus(wanted->name);
       if (front_ == front_wanted_) front_wanted_.clear();
+    } else if (!opening()) {
+      front_wanted_.clear();  // this trace has nothing for it
     }
   }
   const ImGuiWindow* focused = ImGui::GetCurrentContext()->NavWindow;

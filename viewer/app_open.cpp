@@ -102,8 +102,8 @@ void App::draw_offered() {
 }
 
 std::string App::short_name(const std::string& path) const {
-  const std::filesystem::path whole(path);
-  if (!options_.served || options_.served->folder.empty()) return whole.filename().string();
+  if (!options_.served) return std::filesystem::path(path).filename().string();
+  const std::filesystem::path whole = std::filesystem::absolute(path).lexically_normal();
   return whole.lexically_relative(options_.served->folder).string();
 }
 
@@ -124,9 +124,9 @@ void App::serve_browser() {
   }
   for (const PickedFile& file : browser.take_files()) take_file(file);
   std::string link = selection_link(model_);
-  if (!link.empty() && model_.documents().size() > 1) {
-    link = fmt::format("trace={}&{}", short_name(model_.documents()[model_.selection().trace].path),
-                       link);
+  if (!link.empty() && (offered_.size() > 1 || model_.documents().size() > 1)) {
+    const std::string& path = model_.documents()[model_.selection().trace].path;
+    link = fmt::format("trace={}&{}", percent_encoded(short_name(path)), link);
   }
   if (!link.empty() && !front_.empty()) link += "&panel=" + front_;
   if (!selection_pending_) browser.set_link(link);
@@ -138,6 +138,7 @@ void App::serve_browser() {
 /// A calibration file from the browser.
 void App::take_file(const PickedFile& file) {
   try {
+    if (leaving_) throw UsageError(fmt::format("{}: answer the open question first", file.name));
     given_ = std::make_unique<ScratchFolder>("blockscope-given");
     const std::filesystem::path path = given_->path() / file.name;
     if (path.extension() != ".json") {

@@ -45,7 +45,7 @@ void App::ask_before(const std::string& what, const std::vector<std::string>& di
 }
 
 void App::ask_before_closing() {
-  if (closing_ || !screen_->should_close()) return;
+  if (closing_ || screen_->gone() || !screen_->should_close()) return;
   screen_->keep_open();
   std::vector<std::string> digests;
   for (const auto& [digest, edit] : state_.of<CalibrationState>().edits) digests.push_back(digest);

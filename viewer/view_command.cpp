@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <unistd.h>
 #include <CLI/CLI.hpp>
+
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <charconv>
 #include <filesystem>
@@ -24,6 +27,7 @@
 #include "viewer/screen/headless_screen.h"
 #include "viewer/screen/png_file.h"
 #include "viewer/screen/window.h"
+#include "viewer/serve/page_access.h"
 #include "viewer/serve/remote_screen.h"
 #include "viewer/serve/server.h"
 
@@ -89,6 +93,28 @@ void separate_port(ViewFlags& flags) {
   flags.serve->clear();
 }
 
+std::string machine_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "THIS_MACHINE";
+}
+
+/// The folder that holds all of these files and folders: names of traces are shown without it.
+std::string common_folder(const std::vector<std::string>& paths) {
+  namespace fs = std::filesystem;
+  fs::path common;
+  for (const std::string& path : paths) {
+    fs::path folder = fs::absolute(path).lexically_normal();
+    if (!fs::is_directory(folder)) folder = folder.parent_path();
+    if (common.empty()) common = folder;
+    const auto [end, ignored] =
+        std::mismatch(common.begin(), common.end(), folder.begin(), folder.end());
+    fs::path shared;
+    for (auto part = common.begin(); part != end; ++part) shared /= *part;
+    common = shared;
+  }
+  return common.string();
+}
+
 AppOptions app_options(const ViewFlags& flags) {
   AppOptions options;
   options.traces = flags.traces;
@@ -139,7 +165,7 @@ void run_server(const ViewFlags& flags) {
   Served served;
   served.may_save = flags.allow_save;
   served.traces = [given = flags.traces] { return traces_of(given); };
-  if (flags.traces.size() == 1 && options.traces.empty()) served.folder = flags.traces.front();
+  served.folder = common_folder(flags.traces);
   options.served = served;
   ServeOptions server;
   server.port = port;
@@ -152,7 +178,7 @@ void run_server(const ViewFlags& flags) {
     App(options, std::make_unique<RemoteScreen>(size, socket)).run();
   };
   server.ready = [&](int bound) {
-    const bool beyond = flags.listen != "127.0.0.1";
+    const bool beyond = !is_loopback(flags.listen);
     if (beyond) {
       note(
           "blockscope: warning: whoever reaches {} and has the link can look at these traces. "
@@ -160,16 +186,17 @@ void run_server(const ViewFlags& flags) {
           "is encrypted.\n",
           flags.listen);
     }
-    const std::string address = flags.listen == "0.0.0.0" ? "127.0.0.1" : flags.listen;
+    const std::string address = flags.listen == "0.0.0.0" ? machine_name() : flags.listen;
     say("http://{}:{}/?key={}\n", address, bound, server.secret);
     const PrintedState printed = flush_standard_output();
     if (!printed.whole) {
       throw Error(fmt::format("view --serve: the link can't be printed: {}", printed.problem));
     }
-    note(
-        "Open this link in a browser. From another computer, first run there: "
-        "ssh -L {0}:127.0.0.1:{0} THIS_MACHINE\nCtrl+C ends the viewer.\n",
-        bound);
+    note("Open this link in a browser. Ctrl+C ends the viewer.\n");
+    if (!beyond) {
+      note("From another computer, first run there: ssh -L {0}:{1}:{0} {2}\n", bound, flags.listen,
+           machine_name());
+    }
   };
   const InterruptGuard guard;
   serve(server);
@@ -245,8 +272,11 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
       ->type_name("[PORT]");
   command->add_option("--listen", flags->listen, "Address on which --serve listens")
       ->capture_default_str();
-  command->add_option("--host", flags->hosts,
-                      "Further host names under which a proxy leads browsers to --serve");
+  command
+      ->add_option("--host", flags->hosts,
+                   "Further host names under which a proxy leads browsers to --serve; *: any")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_flag("--allow-save", flags->allow_save,
                     "Let a browser save files next to the traces");
   command->add_option("--screenshot", flags->screenshot, "Write a PNG instead of opening a window");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import json
 import os
@@ -57,9 +58,12 @@ class Picture:
         return f"<blockscope.Picture of {self._what}: {len(self.png)} bytes>"
 
 
+_shown: collections.deque[View] = collections.deque(maxlen=8)  # `display(trace.view())` keeps no reference
+
+
 class View:
     """A viewer that a notebook shows in a frame. It runs on the machine of the notebook's kernel until `close()`, or until
-    nothing refers to it.
+    nothing refers to it. The last eight that were shown stay.
 
     Attributes:
         url: its address on that machine; anybody on it who knows the address may look.
@@ -68,13 +72,15 @@ class View:
     def __init__(self, command: list[str], what: str, height: int, select: str) -> None:
         server = _notebook_server()
         proxied = ["--host", "*"] if server is not None else []
-        process = subprocess.Popen([*command, "--serve", *proxied], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True, start_new_session=True)  # a notebook's interrupt is not for the viewer
-        assert process.stdout is not None and process.stderr is not None
+        self._log = tempfile.TemporaryFile()  # a pipe that nobody reads would fill up
+        process = subprocess.Popen([*command, "--serve", *proxied], stdout=subprocess.PIPE, stderr=self._log, text=True,
+                                   start_new_session=True)  # a notebook's interrupt is not for the viewer
+        assert process.stdout is not None
         self._end = weakref.finalize(self, _stop, process)
         address = process.stdout.readline().strip()
         if not address:
-            raise _failure(process.stderr.read())
+            self._log.seek(0)
+            raise _failure(self._log.read().decode(errors="replace"))
         fragment = f"#{select.lstrip('#').replace(',', '&')}" if select else ""
         self.url: str = address + fragment
         self._what, self._height = what, height
@@ -85,8 +91,12 @@ class View:
     def close(self) -> None:
         """Ends the viewer."""
         self._end()
+        if self in _shown:
+            _shown.remove(self)
 
     def _repr_html_(self) -> str:
+        if self not in _shown:
+            _shown.append(self)
         source = html.escape(self._source, quote=True)
         return (f'<iframe src="{source}" allow="clipboard-write" '
                 f'style="width:100%;height:{self._height}px;border:1px solid #8888"></iframe>'
@@ -103,9 +113,8 @@ def _stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _notebook_server() -> dict[str, Any] | None:
@@ -145,7 +154,10 @@ def view(path: str, *, static: bool, select: str, panel: str, width: int, height
         command += ["--panel", panel]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
-        command += [flag] if value is True else [flag, str(value)]
+        if value is True:
+            command.append(flag)
+        elif value is not None and value is not False:
+            command += [flag, str(value)]
     if not static:
         return View(command, path, whole("height", height, 100, 10000), select)
     size = ["--width", str(whole("width", width, 320, 16384)), "--height", str(whole("height", height, 240, 16384))]

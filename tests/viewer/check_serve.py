@@ -175,9 +175,9 @@ def check_selecting(folder):
 
 def check_links(folder):
     link = "sequence=0&block=7&step=4&layer=4&head=2&panel=curves"
-    second = folder / "second.h5"
-    shutil.copyfile(TRACE, second)
-    with Serving(TRACE, second) as server, Page() as page:
+    for name in ("first,tau=2 & more.h5", "second.h5"):
+        shutil.copyfile(TRACE, folder / name)
+    with Serving(folder / "first,tau=2 & more.h5", folder / "second.h5") as server, Page() as page:
         page.look(f"{server.url}#{link}")
         page.expect(sequence=0, block=7, step=4, layer=4, head=2, panel="curves")
         page.key("ArrowLeft")
@@ -194,8 +194,10 @@ def check_links(folder):
             page.expect(block=7, step=3)
             other.evaluate("location.hash = 'block=7&step=5&panel=heatmap'")
             other.expect(block=7, step=5, panel="heatmap")
-            other.evaluate("location.hash = 'trace=second.h5'")
-            other.expect(trace="second.h5")
+            other.evaluate("location.hash = 'trace=second.h5&step=2'")
+            other.expect(trace="second.h5", step=2, block=6)
+            other.evaluate("location.hash = 'trace=first%2Ctau%3D2%20%26%20more.h5&step=3'")
+            other.expect(trace="first%2Ctau%3D2%20%26%20more.h5", step=3)
             before = other.pixels()
             other.evaluate("location.hash = 'layer=99'")
             other.settle()

@@ -18,6 +18,7 @@ from served import (TRACE, Watched, bounded, cpu_seconds, ends, private_kib, run
 from view_harness import BINARY, skip_without_viewer
 
 TRACE_TOOL = os.environ.get("TRACE_TOOL") or str(pathlib.Path(BINARY).parents[1] / "tests" / "trace_tool")
+MAKE_TRACE = str(pathlib.Path(BINARY).parents[1] / "tests" / "make_trace")
 
 
 def check_traces_that_change():
@@ -130,6 +131,36 @@ def check_signals():
             assert server.stop(signal.SIGTERM, 3.0) == 143
             if page:
                 page.link.close()
+
+
+def check_unsaved_work():
+    """A viewer with an unsaved calibration has nobody to ask when its server is gone."""
+    with served("--panel", "calibration") as server:
+        page = server.page(size=(900, 700, 1)).open()
+        page.settle()
+        page.events(["m", 70, 126], ["b", 0, 1])
+        page.settle()
+        page.events(["m", 300, 126], ["b", 0, 0])
+        page.until(lambda: page.told.get("unsaved"), 10.0, "the calibration is not changed")
+        viewers = server.viewers()
+        server.stop(signal.SIGKILL)
+        wait_until(lambda: not any(map(state, viewers)), 3.0, "the viewer ends")
+
+
+def check_textures():
+    """A heatmap of another size replaces the one before."""
+    with tempfile.TemporaryDirectory() as name:
+        trace = f"{name}/unequal.h5"
+        subprocess.run([MAKE_TRACE, trace, "--unequal"], check=True, capture_output=True)
+        with served("--panel", "heatmap", "--show", "heatmap=steps", trace=trace) as server:
+            page = server.page().open()
+            page.settle()
+            before = len(page.picture.textures)
+            for _ in range(10):
+                for key in ("PageDown", "PageUp"):
+                    page.key(key)
+                    page.settle(0.1)
+            assert len(page.picture.textures) <= before + 2, (before, len(page.picture.textures))
 
 
 def check_scratch_files():

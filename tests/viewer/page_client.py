@@ -214,7 +214,7 @@ class Page(Channel):
     def __init__(self, port, token, session=None, size=(900, 600, 1), link="", answers=True, **headers):
         self.session = session or os.urandom(16).hex()
         self.picture, self.frames, self.last, self.told, self.downloads = Picture(), 0, 0, {}, {}
-        self.ready, self.answers, self.first_bytes = False, answers, 0
+        self.ready, self.answers, self.first_bytes, self.farewell = False, answers, 0, None
         super().__init__(port, token, session=self.session, **headers)
         events = [["s", *size]] + ([["l", link]] if link else []) + [["f", 1]]
         self.events(*events)
@@ -228,7 +228,9 @@ class Page(Channel):
         if message is None:
             return False
         kind = message[:1]
-        if kind == b"r":
+        if kind == b"x":
+            self.farewell = json.loads(message[1:])
+        elif kind == b"r":
             self.picture, self.ready = Picture(), True
         elif not self.ready:
             pass

@@ -39,7 +39,7 @@ class Server:
                                         env={**without_display(), **(environment or {})}, stdin=subprocess.DEVNULL,
                                         stdout=subprocess.PIPE, stderr=self.errors, text=True)
         line = self.process.stdout.readline()
-        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?key=([0-9a-f]{32})\n", line)
+        found = re.fullmatch(r"http://[\w.-]+:(\d+)/\?key=([0-9a-f]{32})\n", line)
         assert found, (line, self.said())
         self.port, self.token = int(found[1]), found[2]
 

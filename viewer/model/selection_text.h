@@ -9,9 +9,9 @@
 
 namespace blockscope {
 
-/// The parts that `wanted` names, and the first block, step, layer and head for those that it leaves
-/// out. So one text selects the same in every version of the viewer. If it names none: `now`. Throws
-/// UsageError if the trace lacks one of the parts.
+/// The parts that `wanted` names, and the first block, step, layer and head for those that it
+/// leaves out. So one text selects the same in every version of the viewer. If it names none:
+/// `now`. Throws UsageError if the trace lacks one of the parts.
 Selection selection_from(const SelectionText& wanted, const Overview& overview,
                          const Selection& now);
 

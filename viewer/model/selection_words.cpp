@@ -3,12 +3,44 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <sstream>
 
 #include "decode_record/base/error.h"
 
 namespace blockscope {
+
+namespace {
+
+std::string percent_decoded(const std::string& text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* const digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2) {
+      out.push_back(static_cast<char>(value));
+      i += 2;
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string percent_encoded(const std::string& text) {
+  std::string out;
+  for (const char letter : text) {
+    const auto byte = static_cast<unsigned char>(letter);
+    const bool plain = (byte < 0x80 && std::isalnum(byte) != 0) || letter == '-' || letter == '_' ||
+                       letter == '.' || letter == '/';
+    out += plain ? std::string(1, letter) : fmt::format("%{:02X}", byte);
+  }
+  return out;
+}
 
 SelectionText parse_selection(const std::string& text) {
   SelectionText wanted;
@@ -19,7 +51,7 @@ SelectionText parse_selection(const std::string& text) {
     const auto equals = part.find('=');
     const std::string name = part.substr(0, equals);
     if (equals != std::string::npos && (name == "trace" || name == "panel")) {
-      (name == "trace" ? wanted.trace : wanted.panel) = part.substr(equals + 1);
+      (name == "trace" ? wanted.trace : wanted.panel) = percent_decoded(part.substr(equals + 1));
       continue;
     }
     std::int64_t value = 0;

@@ -14,6 +14,9 @@ struct SelectionText {
   std::string trace, panel;
 };
 
+/// `text` as a value of a link: other characters than letters, digits and "-_./" become %XX.
+std::string percent_encoded(const std::string& text);
+
 /// Throws UsageError when `text` can't be a selection of any trace.
 SelectionText parse_selection(const std::string& text);
 

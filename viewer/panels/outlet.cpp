@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <imgui.h>
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <string_view>
 
 #include "decode_record/base/error.h"
 #include "decode_record/files/scratch_folder.h"
@@ -20,8 +23,13 @@ void Outlet::draw_choice() {
 std::string Outlet::place(const std::string& name, const std::string& trace) const {
   if (takes_paths()) return name;
   const std::filesystem::path path(name);
-  if (name.empty() || path != path.filename() || name == "." || name == "..") {
+  if (name.empty() || path != path.filename() || name.front() == '.') {
     throw UsageError(fmt::format("expected a name without a folder, got '{}'", name));
+  }
+  constexpr std::array<std::string_view, 3> kWritten = {".png", ".csv", ".json"};
+  if (!std::ranges::count(kWritten, path.extension().string())) {
+    throw UsageError(
+        fmt::format("expected a name that ends with .png, .csv or .json, got '{}'", name));
   }
   return downloads() ? "" : (std::filesystem::path(trace).parent_path() / name).string();
 }

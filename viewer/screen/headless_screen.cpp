@@ -33,12 +33,11 @@ void accept_textures(const ImDrawData& data) {
 }  // namespace
 
 HeadlessScreen::HeadlessScreen(const ScreenOptions& options) {
-  begin(options.scale > 0.0F ? options.scale : 1.0F, options.ini_file);
+  begin(options.scale > 0.0F ? options.scale : 1.0F, options.ini_file, true);
   ImGuiIO& io = ImGui::GetIO();
   io.BackendFlags |= ImGuiBackendFlags_RendererHasVtxOffset |
                      ImGuiBackendFlags_RendererHasTextures | ImGuiBackendFlags_HasMouseCursors;
   io.DisplaySize = ImVec2(static_cast<float>(options.width), static_cast<float>(options.height));
-  io.Fonts->TexDesiredFormat = ImTextureFormat_Alpha8;
 }
 
 HeadlessScreen::~HeadlessScreen() {

@@ -22,6 +22,7 @@ HeatmapTexture::~HeatmapTexture() {
 
 void HeatmapTexture::retire() {
   if (texture_ == nullptr) return;
+  texture_->WantDestroyNextFrame = true;  // else it would be made again once it is destroyed
   texture_->SetStatus(ImTextureStatus_WantDestroy);
   texture_->UnusedFrames = 1;  // no drawing of this frame refers to it
   retired_.push_back(std::move(texture_));

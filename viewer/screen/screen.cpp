@@ -43,7 +43,7 @@ Image cropped(const Image& image, float left, float top, float width, float heig
   return part;
 }
 
-void Screen::begin(float scale, const std::string& ini_file) {
+void Screen::begin(float scale, const std::string& ini_file, bool alpha_texels) {
   scale_ = scale;
   ini_file_ = ini_file;
   begun_ = true;
@@ -53,6 +53,7 @@ void Screen::begin(float scale, const std::string& ini_file) {
   ImGuiIO& io = ImGui::GetIO();
   io.ConfigFlags |= ImGuiConfigFlags_DockingEnable | ImGuiConfigFlags_NavEnableKeyboard;
   io.IniFilename = ini_file_.empty() ? nullptr : ini_file_.c_str();
+  if (alpha_texels) io.Fonts->TexDesiredFormat = ImTextureFormat_Alpha8;
   ImGui::GetStyle().ScaleAllSizes(scale_);
   scale_plots(scale_);
   load_fonts(find_fonts(), kFontSize * scale_);

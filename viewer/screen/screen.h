@@ -27,7 +27,8 @@ struct PickedFile {
 class Browser {
  public:
   virtual ~Browser() = default;
-  /// The browser stores a file, under a name without a folder.
+  /// The browser stores a file, under a name without a folder. Throws Error if no page is
+  /// connected.
   virtual void download(const std::string& name, const std::string& bytes) = 0;
   /// Opens the browser's own dialog; the file comes with take_files().
   virtual void pick_file() = 0;
@@ -52,27 +53,31 @@ class Screen {
   virtual void frame(const std::function<void()>& draw, Image* picture = nullptr) = 0;
   /// Ends a wait(), like input does. Any thread may call it.
   virtual void wake() = 0;
-  virtual void set_title(const std::string& /*title*/) {}
   virtual void set_clipboard(const std::string& /*text*/) {}
   virtual Browser* browser() { return nullptr; }
 
   bool should_close() const { return closing_; }
   void close() { closing_ = true; }
-  void keep_open() { closing_ = false; }  ///< undoes a close() by the user or the window system
+  void keep_open() { closing_ = gone_; }  ///< undoes a close() by the user or the window system
+  /// True once nobody can see the screen any more, so that no question can be asked.
+  bool gone() const { return gone_; }
   float scale() const { return scale_; }
   /// Files dropped onto the window since the last call.
   std::vector<std::string> take_dropped_files();
 
  protected:
   Screen() = default;
-  /// Makes Dear ImGui's context, with its style and fonts at this scale.
-  void begin(float scale, const std::string& ini_file);
+  /// Makes Dear ImGui's context, with its style and fonts at this scale. `alpha_texels`: the
+  /// textures of the fonts have one byte a texel instead of four.
+  void begin(float scale, const std::string& ini_file, bool alpha_texels = false);
   void end();  ///< the context; after the backend's end
+  void vanish() { closing_ = gone_ = true; }
 
   std::vector<std::string> dropped_;
 
  private:
   bool closing_ = false;
+  bool gone_ = false;
   bool begun_ = false;
   float scale_ = 1.0F;
   std::string ini_file_;

@@ -128,8 +128,6 @@ Image Window::read_pixels() const {
   return image;
 }
 
-void Window::set_title(const std::string& title) { glfwSetWindowTitle(window_, title.c_str()); }
-
 void Window::set_clipboard(const std::string& text) {
   glfwSetClipboardString(window_, text.c_str());
 }

@@ -20,7 +20,6 @@ class Window final : public Screen {
   bool wait(double seconds) override;
   void frame(const std::function<void()>& draw, Image* picture) override;
   void wake() override;
-  void set_title(const std::string& title) override;
   void set_clipboard(const std::string& text) override;
 
  private:

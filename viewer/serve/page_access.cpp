@@ -27,6 +27,8 @@ std::string lower(std::string_view text) {
 
 }  // namespace
 
+bool is_loopback(std::string_view address) { return address.starts_with("127."); }
+
 std::string host_name(std::string_view host) {
   const auto bracket = host.find(']');
   const auto colon = host.find(':', bracket == std::string_view::npos ? 0 : bracket);

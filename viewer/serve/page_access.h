@@ -19,6 +19,9 @@ struct PageRequest {
 std::string refusal(const PageRequest& request, std::string_view secret,
                     const std::vector<std::string>& hosts, bool any_host, bool websocket);
 
+/// Whether only programs on this machine reach this IPv4 address.
+bool is_loopback(std::string_view address);
+
 /// The name in a Host header, without its port and in lower case; "[::1]" keeps its brackets.
 std::string host_name(std::string_view host);
 

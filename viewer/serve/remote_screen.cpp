@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <imgui.h>
+#include <imgui_internal.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -22,6 +23,8 @@ namespace {
 /// More frames on their way would only be old when they arrive.
 constexpr std::uint32_t kMostUnseen = 2;
 constexpr std::size_t kMostInputsAhead = 2000;
+constexpr std::size_t kMostBytesAhead = std::size_t{1} << 20U;
+constexpr int kMostEventsInside = 64;  // Dear ImGui takes one click a frame out of its queue
 
 /// The cursor's name in CSS.
 const char* cursor_name() {
@@ -66,7 +69,15 @@ bool is_dispensable(const PageInput& input) {
   const auto* press = std::get_if<KeyPress>(&input);
   return (button != nullptr && button->down) || (press != nullptr && press->down) ||
          std::holds_alternative<PointerMove>(input) ||
-         std::holds_alternative<PointerWheel>(input) || std::holds_alternative<TypedText>(input);
+         std::holds_alternative<PointerWheel>(input) || std::holds_alternative<TypedText>(input) ||
+         std::holds_alternative<PastedText>(input);
+}
+
+std::size_t text_bytes(const PageInput& input) {
+  if (const auto* typed = std::get_if<TypedText>(&input)) return typed->text.size();
+  if (const auto* pasted = std::get_if<PastedText>(&input)) return pasted->text.size();
+  if (const auto* followed = std::get_if<LinkFollowed>(&input)) return followed->link.size();
+  return 0;
 }
 
 std::string json_text(const std::string& text) {
@@ -119,7 +130,6 @@ bool RemoteScreen::wait(double seconds) {
       news = ::read(wake_, &count, sizeof(count)) > 0 || news;
     }
     if (wanted[0].revents != 0) news = receive() || news;
-    if (!sized_) feed();  // the size is what is missing
     if (seconds <= 0.0 && !blocked) break;
   }
   feed();
@@ -131,7 +141,7 @@ bool RemoteScreen::receive() {
   const ssize_t count = ::recv(socket_, buffer.data(), buffer.size(), 0);
   if (count < 0 && errno == EINTR) return false;
   if (count <= 0) {  // the server ended
-    close();
+    vanish();
     return true;
   }
   received_.append(buffer.data(), static_cast<std::size_t>(count));
@@ -157,9 +167,12 @@ void RemoteScreen::take(LinkKind kind, std::string_view payload) {
     if (kind != LinkKind::events) return;
     for (PageInput& input : read_events(payload)) {
       if (const auto* press = std::get_if<KeyPress>(&input)) key_of(press->name);  // or an Error
-      if (std::holds_alternative<FrameShown>(input)) {
+      // What frames wait for does not wait for frames.
+      if (std::holds_alternative<FrameShown>(input) || std::holds_alternative<PageSize>(input)) {
         apply(input);
-      } else if (inputs_.size() < (is_dispensable(input) ? 1 : 2) * kMostInputsAhead) {
+      } else if (inputs_.size() < (is_dispensable(input) ? 1 : 2) * kMostInputsAhead &&
+                 ahead_bytes_ < kMostBytesAhead) {
+        ahead_bytes_ += text_bytes(input);
         inputs_.push_back(std::move(input));
       }
     }
@@ -170,10 +183,13 @@ void RemoteScreen::take(LinkKind kind, std::string_view payload) {
 
 void RemoteScreen::attach() {
   attached_ = true;
-  sized_ = false;
+  sized_ = moved_ = false;
+  inputs_.clear();  // of a page that is gone, with its keys and buttons
+  ahead_bytes_ = 0;
+  ImGui::GetIO().AddFocusEvent(false);
   shown_ = frame_;
   stream_.restart();
-  send(LinkKind::message, "r");
+  send(LinkKind::message, fmt::format("r{}", ::getpid()));  // the page may have known another one
   for (const auto& [name, json] : told_) {
     send(LinkKind::message, fmt::format("j{{\"{}\":{}}}", name, json));
   }
@@ -182,9 +198,11 @@ void RemoteScreen::attach() {
 /// A drag that ends where the pointer went last needs a frame between the move and the release:
 /// Dear ImGui ends a drag before it looks at the place.
 void RemoteScreen::feed() {
-  while (!inputs_.empty()) {
+  while (!inputs_.empty() &&
+         ImGui::GetCurrentContext()->InputEventsQueue.Size < kMostEventsInside) {
     if (moved_ && std::holds_alternative<PointerButton>(inputs_.front())) break;
     moved_ = moved_ || std::holds_alternative<PointerMove>(inputs_.front());
+    ahead_bytes_ -= text_bytes(inputs_.front());
     apply(inputs_.front());
     inputs_.pop_front();
   }
@@ -240,7 +258,7 @@ void RemoteScreen::send(LinkKind kind, std::string_view payload) {
     while (!rest.empty()) {
       const ssize_t count = ::send(socket_, rest.data(), rest.size(), MSG_NOSIGNAL);
       if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return close();  // the server ended
+      if (count <= 0) return vanish();  // the server ended
       rest.remove_prefix(static_cast<std::size_t>(count));
     }
   }
@@ -256,7 +274,6 @@ void RemoteScreen::tell(const std::string& name, const std::string& json) {
 void RemoteScreen::drawn(const ImDrawData& data) {
   moved_ = false;
   tell("cursor", json_text(cursor_name()));
-  tell("typing", ImGui::GetIO().WantTextInput ? "true" : "false");
   if (!attached_) return;
   const std::string changes = stream_.next(data);
   if (changes.empty()) return;
@@ -282,6 +299,7 @@ void RemoteScreen::set_clipboard(const std::string& text) {
 }
 
 void RemoteScreen::download(const std::string& name, const std::string& bytes) {
+  if (!attached_) throw Error("The browser is not connected, so it can't take the file.");
   std::string message = "d";
   message.push_back(static_cast<char>(name.size() & 0xFFU));
   message.push_back(static_cast<char>((name.size() >> 8U) & 0xFFU));

@@ -55,6 +55,7 @@ class RemoteScreen final : public HeadlessScreen, public Browser {
   bool sized_ = false;  ///< the page has told its size
   std::string received_;
   std::deque<PageInput> inputs_;  ///< that Dear ImGui has not got yet
+  std::size_t ahead_bytes_ = 0;   ///< of texts among them
   bool moved_ = false;            ///< the pointer, since the last frame
   DrawStream stream_;
   std::uint32_t frame_ = 0;                  ///< number of the last one sent

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <libwebsockets.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -19,7 +18,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <set>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "command_line/interrupt.h"
@@ -28,6 +27,7 @@
 #include "viewer/serve/page_access.h"
 #include "viewer/serve/page_input.h"
 #include "viewer/serve/session_link.h"
+#include "viewer/serve/viewer_process.h"
 
 namespace blockscope {
 
@@ -56,6 +56,14 @@ struct Timer {
   }
 };
 
+/// Why a page is closed: as a message, because proxies keep close codes to themselves.
+struct Farewell {
+  lws_close_status status;
+  std::string text;
+  bool forget = false;  ///< the page's next viewer is another one
+  bool said = false;
+};
+
 struct Session {
   Timer retry;  // of writing to the process; see write_child()
   std::string id;
@@ -73,14 +81,9 @@ struct Session {
   std::string piece;        // read, and not yet sent to the page
   std::string refused;      // why, as far as it has arrived
   bool refusing = false;    // the message that comes is that reason
+  std::string crash;        // how the process ended, if not by itself
   bool over = false;        // the viewer was closed
   Clock::time_point ended;  // when that was noticed
-};
-
-/// A process whose socket is closed: it ends by itself, unless it hangs.
-struct Leaving {
-  pid_t process;
-  Clock::time_point since;
 };
 
 class Server {
@@ -101,12 +104,13 @@ class Server {
   Session* session_of_page(const lws* wsi);
   Session* session_of_child(const lws* wsi);
   int admit(lws* wsi);
+  int dismiss(lws* wsi, Farewell farewell);
+  int say(lws* wsi, Farewell& farewell);
   bool make_room();
   Session* begin_session(const std::string& id);
   void detach(Session& session);
   void end_session(Session& session);
   void over(Session& session);
-  void bury(bool wait);
   void tell(Session& session, LinkKind kind, std::string_view payload);
   int from_page(Session& session, lws* wsi, const char* data, std::size_t length);
   int read_child(Session& session);
@@ -118,8 +122,8 @@ class Server {
   lws_context* context_ = nullptr;
   lws_vhost* host_ = nullptr;
   std::map<std::string, std::unique_ptr<Session>> sessions_;
-  std::set<lws*> displaced_;  // pages whose viewer another page shows now
-  std::vector<Leaving> leaving_;
+  std::map<lws*, Farewell> farewells_;  // pages that are told why, and closed
+  LeavingProcesses leaving_;
   Timer look_;
 };
 
@@ -146,7 +150,7 @@ int child_callback(lws* wsi, lws_callback_reasons reason, void* /*user*/, void* 
 
 const lws_protocols* protocols() {
   static const std::array<lws_protocols, 4> kAll = {
-      {{"http", http_callback, sizeof(std::size_t), 0, 0, nullptr, 0},
+      {{"http", http_callback, 0, 0, 0, nullptr, 0},
        {kProtocol, page_callback, 0, kPiece, 0, nullptr, 0},
        {"viewer", child_callback, 0, 0, 0, nullptr, 0},
        {nullptr, nullptr, 0, 0, 0, nullptr, 0}}};
@@ -168,18 +172,7 @@ std::string argument(lws* wsi, const char* name) {
   return found == nullptr ? "" : found;
 }
 
-constexpr auto kMoved = static_cast<lws_close_status>(4001);  // page.html knows it
-
-/// What a callback returns to close this WebSocket with a reason.
-int close_page(lws* wsi, lws_close_status status, std::string reason) {
-  lws_close_reason(wsi, status, reinterpret_cast<unsigned char*>(reason.data()),
-                   std::min<std::size_t>(reason.size(), 120));
-  return -1;
-}
-
-int refuse_page(lws* wsi, const std::string& reason) {
-  return close_page(wsi, LWS_CLOSE_STATUS_POLICY_VIOLATION, reason);
-}
+constexpr auto kMoved = static_cast<lws_close_status>(4001);
 
 /// Sends a short page with this status.
 int answer(lws* wsi, unsigned status, const std::string& body, const char* type) {
@@ -216,26 +209,11 @@ std::string refused_page(const std::string& reason) {
 Server::~Server() {
   for (auto& [id, session] : sessions_) {
     lws_sul_cancel(&session->retry.list);
-    if (session->process > 0) leaving_.push_back({session->process, Clock::now()});
+    if (session->process > 0) leaving_.add(session->process);
   }
   lws_sul_cancel(&look_.list);
   if (context_ != nullptr) lws_context_destroy(context_);  // closes the sockets
-  bury(true);
-}
-
-/// Takes leave of processes that have ended, and kills those that hang. One that even that does not
-/// end (it waits for a disk) is left to the system.
-void Server::bury(bool wait) {
-  constexpr auto kGrace = std::chrono::seconds(2);
-  constexpr auto kLast = std::chrono::seconds(3);
-  do {
-    std::erase_if(leaving_, [&](const Leaving& one) {
-      const auto passed = Clock::now() - one.since;
-      if (passed > kGrace) ::kill(one.process, SIGKILL);
-      return ::waitpid(one.process, nullptr, WNOHANG) != 0 || passed > kLast;
-    });
-    if (wait && !leaving_.empty()) ::usleep(10000);
-  } while (wait && !leaving_.empty());
+  leaving_.wait();
 }
 
 bool Server::listen_on(int port) {
@@ -322,10 +300,15 @@ void Server::run() {
 void Server::look_after() {
   constexpr lws_usec_t kPeriod = 500000;
   constexpr auto kFarewell = std::chrono::seconds(5);  // for the page to be told
-  bury(false);
+  leaving_.look();
   std::vector<Session*> ending;
   for (auto& [id, session] : sessions_) {
-    if (session->process > 0 && ::waitpid(session->process, nullptr, WNOHANG) == session->process) {
+    int status = 0;
+    if (session->process > 0 && ::waitpid(session->process, &status, WNOHANG) == session->process) {
+      if (WIFSIGNALED(status)) {
+        session->crash = fmt::format("The viewer ended with signal {}.", WTERMSIG(status));
+        note("blockscope: view --serve: process {}: {}\n", session->process, session->crash);
+      }
       session->process = -1;
       over(*session);
     }
@@ -351,7 +334,7 @@ void Server::over(Session& session) {
 std::string Server::why_not(lws* wsi, bool websocket) const {
   const PageRequest request = {header_text(wsi, WSI_TOKEN_HOST), header_text(wsi, WSI_TOKEN_ORIGIN),
                                argument(wsi, "key")};
-  const bool any_host = options_.listen != "127.0.0.1";
+  const bool any_host = !is_loopback(options_.listen);
   return refusal(request, options_.secret, options_.hosts, any_host, websocket);
 }
 
@@ -410,10 +393,10 @@ int Server::on_page(lws* wsi, lws_callback_reasons reason, void* in, std::size_t
     return why_not(wsi, true).empty() ? 0 : -1;
   }
   if (reason == LWS_CALLBACK_ESTABLISHED) return admit(wsi);
-  if (displaced_.contains(wsi)) {
-    if (reason == LWS_CALLBACK_CLOSED) displaced_.erase(wsi);
-    if (reason != LWS_CALLBACK_SERVER_WRITEABLE) return 0;
-    return close_page(wsi, kMoved, "shown by another page");
+  if (const auto found = farewells_.find(wsi); found != farewells_.end()) {
+    if (reason == LWS_CALLBACK_SERVER_WRITEABLE) return say(wsi, found->second);
+    if (reason == LWS_CALLBACK_CLOSED) farewells_.erase(found);
+    return 0;
   }
   Session* session = session_of_page(wsi);
   if (session == nullptr) return 0;
@@ -434,25 +417,55 @@ int Server::admit(lws* wsi) {
     session = found->second.get();
     if (session->page != nullptr) {
       // Its connection is gone without a word, or the tab was duplicated.
-      displaced_.insert(session->page);
-      lws_callback_on_writable(session->page);
+      lws* old = session->page;
       detach(*session);
+      dismiss(old, {kMoved,
+                    "This viewer is shown by another page now. Reload this one for a viewer of its "
+                    "own.",
+                    true});
     }
   } else if (!make_room()) {
-    return refuse_page(
-        wsi, fmt::format("{} people are looking already. Close a page, and reload this one.",
-                         kMostSessions));
+    return dismiss(wsi, {LWS_CLOSE_STATUS_POLICY_VIOLATION,
+                         fmt::format("{} people are looking already. Close a page, and reload this "
+                                     "one.",
+                                     kMostSessions)});
   } else {
     const bool plain = id.size() == 32 && std::ranges::all_of(id, [](unsigned char letter) {
                          return std::isxdigit(letter) != 0;
                        });
     session = begin_session(plain && found == sessions_.end() ? id : random_secret());
   }
-  if (session == nullptr) return refuse_page(wsi, "The system can't begin another process.");
+  if (session == nullptr) {
+    return dismiss(wsi,
+                   {LWS_CLOSE_STATUS_POLICY_VIOLATION, "The system can't begin another process."});
+  }
   session->page = wsi;
   session->from_page.clear();
   tell(*session, LinkKind::attached, "");
   return 0;
+}
+
+/// Says why with the next two callbacks, and closes the page. Always 0, for callbacks.
+int Server::dismiss(lws* wsi, Farewell farewell) {
+  farewells_[wsi] = std::move(farewell);
+  lws_rx_flow_control(wsi, 1);
+  lws_callback_on_writable(wsi);
+  return 0;
+}
+
+int Server::say(lws* wsi, Farewell& farewell) {
+  if (!std::exchange(farewell.said, true)) {
+    const nlohmann::json told = {{"text", farewell.text}, {"forget", farewell.forget}};
+    std::string message(LWS_PRE, '\0');
+    message += "x" + told.dump();
+    lws_write(wsi, reinterpret_cast<unsigned char*>(message.data()) + LWS_PRE,
+              message.size() - LWS_PRE, LWS_WRITE_BINARY);
+    lws_callback_on_writable(wsi);
+    return 0;
+  }
+  lws_close_reason(wsi, farewell.status, reinterpret_cast<unsigned char*>(farewell.text.data()),
+                   std::min<std::size_t>(farewell.text.size(), 120));
+  return -1;
 }
 
 /// Where all places are taken, the viewer that was left longest ago gives way.
@@ -468,45 +481,19 @@ bool Server::make_room() {
 }
 
 Session* Server::begin_session(const std::string& id) {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) return nullptr;
-  const pid_t process = ::fork();
-  if (process < 0) {
-    ::close(ends[0]);
-    ::close(ends[1]);
-    return nullptr;
-  }
-  if (process == 0) {
-    // This process has one thread, so the copy of its memory is whole. Nothing of the server's may
-    // stay open in it: a page's connection must end when the server ends it. The viewer ends when
-    // its socket does, whatever ends the server, and takes its temporary files with it.
-    for (const int sign : {SIGINT, SIGHUP, SIGUSR1}) ::signal(sign, SIG_IGN);
-    ::signal(SIGTERM, SIG_DFL);
-    constexpr int kMine = 3;
-    if (ends[1] != kMine) ::dup2(ends[1], kMine);
-    ::fcntl(kMine, F_SETFD, FD_CLOEXEC);
-    for (rlim_t other = kMine + 1; other < kDescriptors; ++other) ::close(static_cast<int>(other));
-    try {
-      options_.view(kMine);
-    } catch (const std::exception& error) {
-      note("blockscope: view --serve: {}\n", error.what());
-    }
-    ::_exit(0);
-  }
-  ::close(ends[1]);
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  const ViewerProcess begun = begin_viewer(options_.view, static_cast<int>(kDescriptors));
+  if (begun.process < 0) return nullptr;
   auto session = std::make_unique<Session>();
   session->retry.owner = session.get();
   session->id = id;
-  session->process = process;
+  session->process = begun.process;
   lws_sock_file_fd_type descriptor;
-  descriptor.filefd = ends[0];
+  descriptor.filefd = begun.socket;
   session->child =
       lws_adopt_descriptor_vhost(host_, LWS_ADOPT_RAW_FILE_DESC, descriptor, "viewer", nullptr);
   if (session->child == nullptr) {
-    ::close(ends[0]);
-    ::kill(process, SIGTERM);
-    ::waitpid(process, nullptr, 0);
+    ::close(begun.socket);
+    leaving_.add(begun.process);
     return nullptr;
   }
   return (sessions_[id] = std::move(session)).get();
@@ -531,7 +518,7 @@ void Server::end_session(Session& session) {
   if (session.child != nullptr) {
     lws_set_timeout(session.child, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);
   }
-  if (session.process > 0) leaving_.push_back({session.process, Clock::now()});
+  if (session.process > 0) leaving_.add(session.process);
   lws_sul_cancel(&session.retry.list);
   sessions_.erase(std::string(session.id));
 }
@@ -554,7 +541,9 @@ int Server::from_page(Session& session, lws* wsi, const char* data, std::size_t 
   }
   const std::size_t most = session.from_page_is_file ? kMostFileBytes : kMostEventBytes;
   if (session.from_page.size() + length > most) {
-    return refuse_page(wsi, fmt::format("A message has more than {} bytes.", most));
+    detach(session);
+    return dismiss(wsi, {LWS_CLOSE_STATUS_POLICY_VIOLATION,
+                         fmt::format("A message has more than {} bytes.", most)});
   }
   session.from_page.append(data, length);
   if (lws_is_final_fragment(wsi) == 0 || lws_remaining_packet_payload(wsi) != 0) return 0;
@@ -651,7 +640,12 @@ int Server::read_child(Session& session) {
 }
 
 int Server::write_page(Session& session) {
-  if (session.over) return close_page(session.page, LWS_CLOSE_STATUS_GOINGAWAY, "closed");
+  if (session.over) {
+    lws* page = std::exchange(session.page, nullptr);
+    return dismiss(page, {LWS_CLOSE_STATUS_GOINGAWAY,
+                          (session.crash.empty() ? "The viewer is closed." : session.crash) +
+                              " Reload the page to open it again."});
+  }
   if (session.piece.empty()) return 0;
   std::string buffer(LWS_PRE, '\0');
   buffer += std::exchange(session.piece, {});
