@@ -1,3 +1,4 @@
+// Longer than other files: lws calls one set of functions for all that happens to a connection.
 #include "viewer/serve/server.h"
 
 #include <arpa/inet.h>
@@ -24,9 +25,9 @@
 #include "command_line/interrupt.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/base/error.h"
+#include "viewer/serve/http_reply.h"
 #include "viewer/serve/page_access.h"
-#include "viewer/serve/page_input.h"
-#include "viewer/serve/session_link.h"
+#include "viewer/serve/session.h"
 #include "viewer/serve/viewer_process.h"
 
 namespace blockscope {
@@ -39,51 +40,16 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostSessions = 16;            // people at once; each has a process
 constexpr auto kPatience = std::chrono::minutes(5);  // a page that lost its connection may return
-constexpr std::size_t kPiece = std::size_t{32} << 10U;
-constexpr std::size_t kMostWaiting = std::size_t{1} << 20U;  // bytes for a viewer that is busy
 constexpr int kPortsTried = 100;
 constexpr rlim_t kDescriptors = 8192;
 constexpr const char* kProtocol = "blockscope";
-
-/// lws passes `list` to the callback; it is first, so that is the timer.
-struct Timer {
-  lws_sorted_usec_list_t list{};
-  void* owner = nullptr;
-
-  template <typename Owner>
-  static Owner& owner_of(lws_sorted_usec_list_t* list) {
-    return *static_cast<Owner*>(reinterpret_cast<Timer*>(list)->owner);
-  }
-};
 
 /// Why a page is closed: as a message, because proxies keep close codes to themselves.
 struct Farewell {
   lws_close_status status;
   std::string text;
   bool forget = false;  ///< the page's next viewer is another one
-  bool said = false;
-};
-
-struct Session {
-  Timer retry;  // of writing to the process; see write_child()
-  std::string id;
-  pid_t process = -1;
-  lws* child = nullptr;    // the socket to the process
-  lws* page = nullptr;     // nullptr: nobody looks now
-  Clock::time_point left;  // when the page went away
-  std::string to_child;    // not yet written
-  std::string from_page;   // a message that is still arriving
-  bool from_page_is_file = false;
-  std::string header;            // of the message that comes from the process
-  std::size_t message_left = 0;  // bytes of it
-  bool message_begins = false;
-  bool forward = false;     // to the page; else nobody wants it
-  std::string piece;        // read, and not yet sent to the page
-  std::string refused;      // why, as far as it has arrived
-  bool refusing = false;    // the message that comes is that reason
-  std::string crash;        // how the process ended, if not by itself
-  bool over = false;        // the viewer was closed
-  Clock::time_point ended;  // when that was noticed
+  bool said = false;    ///< also where the message would fall into another one
 };
 
 class Server {
@@ -108,14 +74,10 @@ class Server {
   int say(lws* wsi, Farewell& farewell);
   bool make_room();
   Session* begin_session(const std::string& id);
-  void detach(Session& session);
   void end_session(Session& session);
   void over(Session& session);
-  void tell(Session& session, LinkKind kind, std::string_view payload);
   int from_page(Session& session, lws* wsi, const char* data, std::size_t length);
-  int read_child(Session& session);
-  int write_page(Session& session);
-  int write_child(Session& session);
+  int to_page(Session& session);
   void look_after();
 
   ServeOptions options_;
@@ -157,54 +119,7 @@ const lws_protocols* protocols() {
   return kAll.data();
 }
 
-std::string header_text(lws* wsi, lws_token_indexes token) {
-  std::string text(static_cast<std::size_t>(lws_hdr_total_length(wsi, token)) + 1, '\0');
-  const int length = lws_hdr_copy(wsi, text.data(), static_cast<int>(text.size()), token);
-  text.resize(static_cast<std::size_t>(std::max(0, length)));
-  return text;
-}
-
-std::string argument(lws* wsi, const char* name) {
-  std::array<char, 256> buffer{};
-  const std::string key = std::string(name) + "=";
-  const char* found =
-      lws_get_urlarg_by_name(wsi, key.c_str(), buffer.data(), static_cast<int>(buffer.size()));
-  return found == nullptr ? "" : found;
-}
-
 constexpr auto kMoved = static_cast<lws_close_status>(4001);
-
-/// Sends a short page with this status.
-int answer(lws* wsi, unsigned status, const std::string& body, const char* type) {
-  std::array<unsigned char, LWS_PRE + 2048> buffer{};
-  unsigned char* const start = buffer.data() + LWS_PRE;
-  unsigned char* at = start;
-  unsigned char* const end = buffer.data() + buffer.size() - 1;
-  const auto add = [&](const char* name, const std::string& value) {
-    return lws_add_http_header_by_name(wsi, reinterpret_cast<const unsigned char*>(name),
-                                       reinterpret_cast<const unsigned char*>(value.data()),
-                                       static_cast<int>(value.size()), &at, end) != 0;
-  };
-  // The page loads nothing and sends its address, which has the key, to nobody.
-  if (lws_add_http_common_headers(wsi, status, type, body.size(), &at, end) != 0 ||
-      add("content-security-policy:",
-          "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-          "img-src data: blob:; connect-src 'self' ws: wss:; base-uri 'none'; form-action "
-          "'none'") ||
-      add("referrer-policy:", "no-referrer") || add("x-content-type-options:", "nosniff") ||
-      add("cache-control:", "no-store") ||
-      lws_finalize_write_http_header(wsi, start, &at, end) != 0) {
-    return 1;
-  }
-  return 0;
-}
-
-std::string refused_page(const std::string& reason) {
-  return fmt::format(
-      "<!doctype html><meta charset=utf-8><title>Blockscope</title><p "
-      "style=\"font:16px sans-serif;max-width:40em;margin:3em auto\">{}</p>\n",
-      reason);
-}
 
 Server::~Server() {
   for (auto& [id, session] : sessions_) {
@@ -349,7 +264,7 @@ int Server::on_http(lws* wsi, lws_callback_reasons reason, void* in) {
     const unsigned status = !problem.empty() ? HTTP_STATUS_FORBIDDEN
                             : !known         ? HTTP_STATUS_NOT_FOUND
                                              : HTTP_STATUS_OK;
-    if (answer(wsi, status, body, "text/html; charset=utf-8") != 0) return -1;
+    if (begin_reply(wsi, status, body) != 0) return -1;
     auto* text = new std::string(LWS_PRE, '\0');
     *text += body;
     lws_set_opaque_user_data(wsi, text);
@@ -403,8 +318,8 @@ int Server::on_page(lws* wsi, lws_callback_reasons reason, void* in, std::size_t
   if (reason == LWS_CALLBACK_RECEIVE) {
     return from_page(*session, wsi, static_cast<const char*>(in), length);
   }
-  if (reason == LWS_CALLBACK_SERVER_WRITEABLE) return write_page(*session);
-  if (reason == LWS_CALLBACK_CLOSED) detach(*session);
+  if (reason == LWS_CALLBACK_SERVER_WRITEABLE) return to_page(*session);
+  if (reason == LWS_CALLBACK_CLOSED) session->detach();
   return 0;
 }
 
@@ -418,11 +333,12 @@ int Server::admit(lws* wsi) {
     if (session->page != nullptr) {
       // Its connection is gone without a word, or the tab was duplicated.
       lws* old = session->page;
-      detach(*session);
+      const bool torn = session->in_a_message();
+      session->detach();
       dismiss(old, {kMoved,
                     "This viewer is shown by another page now. Reload this one for a viewer of its "
                     "own.",
-                    true});
+                    true, torn});
     }
   } else if (!make_room()) {
     return dismiss(wsi, {LWS_CLOSE_STATUS_POLICY_VIOLATION,
@@ -441,7 +357,7 @@ int Server::admit(lws* wsi) {
   }
   session->page = wsi;
   session->from_page.clear();
-  tell(*session, LinkKind::attached, "");
+  session->tell(LinkKind::attached, "");
   return 0;
 }
 
@@ -499,17 +415,6 @@ Session* Server::begin_session(const std::string& id) {
   return (sessions_[id] = std::move(session)).get();
 }
 
-void Server::detach(Session& session) {
-  session.page = nullptr;
-  session.left = Clock::now();
-  session.forward = false;
-  session.piece.clear();
-  if (session.child != nullptr) {
-    lws_rx_flow_control(session.child, 1);
-    tell(session, LinkKind::detached, "");
-  }
-}
-
 void Server::end_session(Session& session) {
   if (session.page != nullptr) {
     lws_set_timeout(session.page, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);
@@ -523,141 +428,31 @@ void Server::end_session(Session& session) {
   sessions_.erase(std::string(session.id));
 }
 
-void Server::tell(Session& session, LinkKind kind, std::string_view payload) {
-  if (session.child == nullptr) return;
-  session.to_child += link_header(kind, payload.size());
-  session.to_child += payload;
-  lws_callback_on_writable(session.child);
-  // A busy viewer: the browser waits, and its memory holds what it wants to send.
-  if (session.to_child.size() > kMostWaiting && session.page != nullptr) {
-    lws_rx_flow_control(session.page, 0);
-  }
+int Server::from_page(Session& session, lws* wsi, const char* data, std::size_t length) {
+  if (session.take(wsi, data, length)) return 0;
+  session.detach();
+  return dismiss(wsi, {LWS_CLOSE_STATUS_POLICY_VIOLATION, "A message is too long."});
 }
 
-int Server::from_page(Session& session, lws* wsi, const char* data, std::size_t length) {
-  if (lws_is_first_fragment(wsi) != 0) {
-    session.from_page.clear();
-    session.from_page_is_file = lws_frame_is_binary(wsi) != 0;
-  }
-  const std::size_t most = session.from_page_is_file ? kMostFileBytes : kMostEventBytes;
-  if (session.from_page.size() + length > most) {
-    detach(session);
-    return dismiss(wsi, {LWS_CLOSE_STATUS_POLICY_VIOLATION,
-                         fmt::format("A message has more than {} bytes.", most)});
-  }
-  session.from_page.append(data, length);
-  if (lws_is_final_fragment(wsi) == 0 || lws_remaining_packet_payload(wsi) != 0) return 0;
-  tell(session, session.from_page_is_file ? LinkKind::file : LinkKind::events, session.from_page);
-  std::string().swap(session.from_page);
-  return 0;
+int Server::to_page(Session& session) {
+  if (!session.over) return session.write_page();
+  const bool torn = session.in_a_message();
+  lws* page = std::exchange(session.page, nullptr);
+  return dismiss(page, {LWS_CLOSE_STATUS_GOINGAWAY,
+                        (session.crash.empty() ? "The viewer is closed." : session.crash) +
+                            " Reload the page to open it again.",
+                        false, torn});
 }
 
 int Server::on_child(lws* wsi, lws_callback_reasons reason) {
   Session* session = session_of_child(wsi);
   if (session == nullptr) return 0;
-  if (reason == LWS_CALLBACK_RAW_RX_FILE) return read_child(*session);
-  if (reason == LWS_CALLBACK_RAW_WRITEABLE_FILE) return write_child(*session);
+  if (reason == LWS_CALLBACK_RAW_RX_FILE) return session->read_child();
+  if (reason == LWS_CALLBACK_RAW_WRITEABLE_FILE) return session->write_child();
   if (reason == LWS_CALLBACK_RAW_CLOSE_FILE) {
     session->child = nullptr;
     over(*session);
   }
-  return 0;
-}
-
-int Server::write_child(Session& session) {
-  while (!session.to_child.empty()) {
-    const ssize_t count =
-        ::send(lws_get_socket_fd(session.child), session.to_child.data(),
-               std::min(session.to_child.size(), kPiece), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) {
-      // Not lws_callback_on_writable(): lws forgets what is asked for inside this callback.
-      constexpr lws_usec_t kPause = 1000;
-      lws_sul_schedule(
-          context_, 0, &session.retry.list,
-          [](lws_sorted_usec_list_t* timer) {
-            const Session& waiting = Timer::owner_of<Session>(timer);
-            if (waiting.child != nullptr) lws_callback_on_writable(waiting.child);
-          },
-          kPause);
-      break;
-    }
-    if (count <= 0) return -1;
-    session.to_child.erase(0, static_cast<std::size_t>(count));
-  }
-  if (session.to_child.empty()) std::string().swap(session.to_child);  // a large file was in it
-  if (session.to_child.size() < kMostWaiting / 2 && session.page != nullptr) {
-    lws_rx_flow_control(session.page, 1);
-  }
-  return 0;
-}
-
-/// Reads one piece of a message. The next one is read when the page has taken it.
-int Server::read_child(Session& session) {
-  const int socket = lws_get_socket_fd(session.child);
-  const auto take = [&](char* to, std::size_t most) {
-    const ssize_t count = ::recv(socket, to, most, MSG_DONTWAIT);
-    return count < 0 && (errno == EAGAIN || errno == EINTR) ? -2 : count == 0 ? -1 : count;
-  };
-  if (!session.piece.empty()) {  // an event that was already on its way
-    lws_rx_flow_control(session.child, 0);
-    return 0;
-  }
-  if (session.message_left == 0) {
-    std::array<char, kLinkHeader> bytes{};
-    const ssize_t count = take(bytes.data(), kLinkHeader - session.header.size());
-    if (count < 0) return count == -2 ? 0 : -1;
-    session.header.append(bytes.data(), static_cast<std::size_t>(count));
-    if (session.header.size() < kLinkHeader) return 0;
-    session.message_left = link_payload_bytes(session.header);
-    session.message_begins = true;
-    const auto kind = static_cast<LinkKind>(session.header.back());
-    session.forward = kind == LinkKind::message && session.page != nullptr;
-    session.header.clear();
-    session.refusing = kind == LinkKind::refused;
-    session.refused.clear();
-    return 0;
-  }
-  std::string piece(std::min(session.message_left, kPiece), '\0');
-  const ssize_t count = take(piece.data(), piece.size());
-  if (count < 0) return count == -2 ? 0 : -1;
-  piece.resize(static_cast<std::size_t>(count));
-  session.message_left -= piece.size();
-  if (session.refusing) {
-    // No page of ours sends this. Whoever does may come back with a page of ours.
-    if (session.refused.size() < kPiece) session.refused += piece;
-    if (session.message_left > 0) return 0;
-    note("blockscope: view --serve: {}. The connection is closed.\n", session.refused);
-    if (session.page != nullptr) {
-      lws_set_timeout(session.page, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);
-    }
-    return 0;
-  }
-  if (!session.forward || session.page == nullptr) return 0;
-  session.piece = std::move(piece);
-  lws_rx_flow_control(session.child, 0);
-  lws_callback_on_writable(session.page);
-  return 0;
-}
-
-int Server::write_page(Session& session) {
-  if (session.over) {
-    lws* page = std::exchange(session.page, nullptr);
-    return dismiss(page, {LWS_CLOSE_STATUS_GOINGAWAY,
-                          (session.crash.empty() ? "The viewer is closed." : session.crash) +
-                              " Reload the page to open it again."});
-  }
-  if (session.piece.empty()) return 0;
-  std::string buffer(LWS_PRE, '\0');
-  buffer += std::exchange(session.piece, {});
-  const int kind = lws_write_ws_flags(LWS_WRITE_BINARY, session.message_begins ? 1 : 0,
-                                      session.message_left == 0 ? 1 : 0);
-  session.message_begins = false;
-  const std::size_t length = buffer.size() - LWS_PRE;
-  const int written =
-      lws_write(session.page, reinterpret_cast<unsigned char*>(buffer.data()) + LWS_PRE, length,
-                static_cast<lws_write_protocol>(kind));
-  if (written < static_cast<int>(length)) return -1;
-  if (session.child != nullptr) lws_rx_flow_control(session.child, 1);
   return 0;
 }
 
