@@ -66,7 +66,7 @@ if(NOT libwebsockets_FOUND)
   blockscope_build(libwebsockets ARCHIVE libw/libwebsockets/libwebsockets_4.1.6.orig.tar.gz
     SHA256 402e9a8df553c9cd2aff5d7a9758e9e5285bf3070c82539082864633db3deb83
     OPTIONS -DLWS_WITH_SHARED=OFF -DLWS_WITH_SSL=OFF -DLWS_WITHOUT_CLIENT=ON -DLWS_WITHOUT_TESTAPPS=ON
-            -DLWS_WITHOUT_EXTENSIONS=ON -DLWS_WITH_MINIMAL_EXAMPLES=OFF -DLWS_WITH_HTTP2=OFF -DDISABLE_WERROR=ON)
+            -DLWS_WITHOUT_EXTENSIONS=ON -DLWS_WITH_MINIMAL_EXAMPLES=OFF -DLWS_WITH_HTTP2=OFF -DLWS_HAVE_LIBCAP=OFF -DDISABLE_WERROR=ON)
   blockscope_imported(libwebsockets::libwebsockets libwebsockets libwebsockets.a)
 endif()
 # Fonts of many scripts. Without it the viewer has ImGui's own font.
