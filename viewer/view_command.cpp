@@ -290,7 +290,7 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
       ->delimiter(',');
   command->add_option(
       "--select", flags->select,
-      "Select a step, head or token, such as sequence=0,block=1,step=4,layer=3,head=2");
+      "Where to start: sequence=0,block=1,step=4,layer=3,head=2,token=5,panel=heatmap, or a link");
   command->add_option("--reuse", flags->reuse,
                       "Load this calibration file into the calibration panel");
   command->add_option("--lens", flags->lens,

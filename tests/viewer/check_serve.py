@@ -1,5 +1,6 @@
 """`blockscope view --serve` in Chromium: a person opens, selects, scrubs, moves gamma, saves, compares; what comes out is
-compared with the window, with `view --csv` and with `calibrate`. Arguments: check_serve.py [BENCH_VIEWER]."""
+compared with the window, with `view --csv` and with `calibrate`. Arguments: check_serve.py [BENCH_VIEWER]. Longer than
+other tests, because each check is one visit from opening to leaving."""
 
 import base64
 import json
@@ -224,6 +225,17 @@ def check_saving(folder):
         page.export(2)
         page.wait("window.copied")
         assert page.evaluate("window.copied") == csv.read_text()
+    second = folder / "second.h5"
+    shutil.copyfile(TRACE, second)
+    with Serving(TRACE, second, "--panel", "compare") as server, Page() as page:
+        page.downloads(folder)
+        page.look(server.url)
+        page.export(1)
+        compared = downloaded(folder, "trace_schema_1-compare*.csv")
+        done = view(TRACE, second, "--panel", "compare", "--csv", folder / "compare.csv", *START)
+        assert done.returncode == 0, done.stderr
+        assert compared.read_text() == (folder / "compare.csv").read_text()
+        assert "B - A" in compared.read_text().splitlines()[0]
 
 
 def check_calibrating(folder):
