@@ -114,7 +114,7 @@ void App::serve_browser() {
     selection_pending_ = true;
     try {
       const std::string trace = parse_selection(link).trace;
-      const auto offered = options_.served ? options_.served->traces() : std::vector<std::string>();
+      const std::vector<std::string> offered = options_.served->traces();
       const auto found = std::ranges::find_if(
           offered, [&](const std::string& path) { return short_name(path) == trace; });
       if (!trace.empty() && found != offered.end()) model_.open(*found);

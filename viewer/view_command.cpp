@@ -182,8 +182,7 @@ void run_server(const ViewFlags& flags) {
     if (beyond) {
       note(
           "blockscope: warning: whoever reaches {} and has the link can look at these traces. "
-          "Nothing "
-          "is encrypted.\n",
+          "Nothing is encrypted.\n",
           flags.listen);
     }
     const std::string address = flags.listen == "0.0.0.0" ? machine_name() : flags.listen;

@@ -169,9 +169,14 @@ def check_selecting(folder):
         page.key("d")
         light = page.pixels()
         assert light.mean() > before.mean() + 50, "D does not change the colours"
-        page.press(90, 82)  # another metric from the list
-        page.press(90, 132)
+        page.downloads(folder)
+        page.press(90, 82)  # the list of metrics
+        page.press(90, 132)  # its second entry
         page.export(1)
+        done = view(TRACE, "--panel", "heads", "--show", "heads=similarity_internal", "--csv", folder / "expected.csv")
+        assert done.returncode == 0, done.stderr
+        chosen = downloaded(folder, "trace_schema_1-heads-*.csv").read_text()
+        assert chosen == (folder / "expected.csv").read_text(), chosen.splitlines()[:2]
 
 
 def check_links(folder):

@@ -244,8 +244,8 @@ void RemoteScreen::apply(const PageInput& input) {
     }
     void operator()(const LinkFollowed& followed) const {
       self.links_ = {followed.link};
-      self.told_.erase(
-          "link");  // the page's address shows what was asked for, until it is answered
+      // The page's address shows what was asked for, until it is answered.
+      self.told_.erase("link");
     }
     void operator()(const FileGiven& file) const { self.files_ = {{file.name, file.bytes}}; }
   };
