@@ -20,7 +20,9 @@
 // see with 0.
 //
 // Results depend on the instruction set, but never on the number of threads or the other sequences
-// of the batch.
+// of the batch. On a GPU this holds for our kernels, not for torch's flash attention, which reads
+// long prefixes of 16-bit calls (kernels/cuda/library_attention.h): `external` then has one more
+// rounding to the type of q, and so has `out`.
 //
 // Tolerance against float64: lse 2e-5 * max(1, max |score|); float32 outputs 2e-5 * max |v| *
 // max(1, max |score|). An `out` in bfloat16 or float16 is the float32 result rounded once. With the

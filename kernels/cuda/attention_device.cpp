@@ -219,6 +219,22 @@ void launch_spread(const DeviceQueue& queue, const SplitCall& attention,
   queue.launch(queue.kernels.spread, call);
 }
 
+// Fills the results of a call with the external pair from the library.
+void join_library(const DeviceQueue& queue, const Arguments& arguments,
+                  const SplitCall& attention) {
+  const AttentionSizes& sizes = arguments.sizes;
+  const int64_t length = arguments.lengths.front();
+  const at::Tensor folded = arguments.q.reshape(
+      {sizes.sequences, sizes.kv_heads, sizes.group * sizes.queries, sizes.dim});
+  const PrefixPair pair = queue.prefix(folded, arguments.k_ext.narrow(2, 0, length),
+                                       arguments.v_ext.narrow(2, 0, length), arguments.scale);
+  JoinCall call;
+  call.attention = attention;
+  call.external = device_rows(pair.output);
+  call.lse_external = device_rows(pair.lse);
+  queue.launch(queue.kernels.join, call);
+}
+
 SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
                         const DeviceSource& source, bool count_keys, WeightSpread* spread) {
   const AttentionSizes& sizes = arguments.sizes;
@@ -244,13 +260,23 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
       values->zero_();
     }
   }
+  const bool whole_prefix = !source.reuse.defined() && !source.positions.defined();
+  const bool library = queue.prefix != nullptr && whole_prefix && any &&
+                       sizes.sequences <= kMaxSequencesPerCall &&
+                       library_reads(sizes, arguments.lengths, arguments.k_in.size(2),
+                                     arguments.k_ext, arguments.v_ext);
   for (int64_t first = 0; any && first < sizes.sequences; first += kMaxSequencesPerCall) {
     const int64_t count = std::min<int64_t>(kMaxSequencesPerCall, sizes.sequences - first);
     SplitCall call = make_call(arguments, source, result, first, count);
     // Released while the kernels wait in the queue: torch reuses it only after them.
-    const at::Tensor states = at::empty({state_floats(call)}, floats);
-    call.states = states.mutable_data_ptr<float>();
-    queue.launch(queue.kernels.split_attention, call);
+    at::Tensor states;
+    if (library) {
+      join_library(queue, arguments, call);
+    } else {
+      states = at::empty({state_floats(call)}, floats);
+      call.states = states.mutable_data_ptr<float>();
+      queue.launch(queue.kernels.split_attention, call);
+    }
     if (spread != nullptr) launch_spread(queue, call, question, *spread, first);
   }
   return result;

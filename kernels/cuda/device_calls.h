@@ -61,6 +61,14 @@ inline int64_t spread_state_floats(const SpreadCall& call) {
   return spread_inside(call, heads, 0) - call.states;
 }
 
+// split_attention whose external pair another kernel computed; `states` is not used. The rows of
+// `external` and `lse_external` [S, K, G * T] are g * T + t.
+struct JoinCall {
+  SplitCall attention;
+  DeviceRows external;      // the type of q
+  DeviceRows lse_external;  // float32, natural logarithm; a row is one number
+};
+
 // merge_attention: rows of `dim` elements of one type, all contiguous.
 struct MergeCall {
   DeviceFloat type = DeviceFloat::kFloat32;
@@ -257,6 +265,7 @@ struct GateCall {
 #define BLOCKSCOPE_LAUNCHES(LAUNCH)   \
   LAUNCH(split_attention, SplitCall)  \
   LAUNCH(spread, SpreadCall)          \
+  LAUNCH(join, JoinCall)              \
   LAUNCH(merge, MergeCall)            \
   LAUNCH(similarity, SimilarityCall)  \
   LAUNCH(select, SelectCall)          \
@@ -287,6 +296,7 @@ BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_LAUNCH)
 // The kernels and launches of all operators except split_attention and its WeightSpread, for the
 // one file of a backend that compiles them.
 #if defined(BLOCKSCOPE_COMPILES_LAUNCHES)
+#include "kernels/cuda/join_device.cuh"
 #include "kernels/cuda/page_device.cuh"
 #include "kernels/cuda/prefill_device.cuh"
 #include "kernels/cuda/row_device.cuh"

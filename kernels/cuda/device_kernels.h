@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/device_calls.h"
 #include "kernels/cuda/device_graph.h"
+#include "kernels/cuda/library_attention.h"
 
 namespace blockscope {
 
@@ -27,6 +28,7 @@ struct DeviceQueue {
   std::function<void(std::function<void(void* stream)>)> enqueue;
   std::string (*missing_code)() = nullptr;  // why this device can't run them; empty if it can
   CaptureGraph capture = nullptr;           // null: the device has no graphs
+  PrefixAttention prefix = nullptr;         // null: split_attention uses our kernels alone
 
   template <class Call>
   void launch(DeviceLaunch<Call> kernel, const Call& call) const {

@@ -29,6 +29,11 @@ std::string missing_cuda_code() {
   return cuda_queue().missing_code == nullptr ? "" : cuda_queue().missing_code();
 }
 
+std::string cuda_prefix_attention() {
+  if (cuda_queue().prefix == nullptr) return "";
+  return "torch's flash attention where it is faster: A_out is rounded to the type of q there";
+}
+
 bool has_graphs(at::Device device) { return device.is_cuda() && cuda_queue().capture != nullptr; }
 
 std::unique_ptr<DeviceGraph> capture_graph(at::Device device, const std::function<void()>& work) {

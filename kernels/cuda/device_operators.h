@@ -22,6 +22,10 @@ void set_cuda_queue(const DeviceQueue& queue);
 // is no queue.
 std::string missing_cuda_code();
 
+// How split_attention may read a prefix on a GPU in this process, for a trace; empty: with our
+// kernels alone.
+std::string cuda_prefix_attention();
+
 // Whether this device supports graphs (device_graph.h).
 bool has_graphs(at::Device device);
 // Captures a graph (CaptureGraph) on a device that supports graphs. A copy from the host through

@@ -19,7 +19,8 @@ void launch_on_current_stream(const std::function<void(void* stream)>& launch) {
   set_cuda_queue({{BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_KERNEL)},
                   launch_on_current_stream,
                   cuda::missing_code,
-                  cuda::capture_graph});
+                  cuda::capture_graph,
+                  flash_prefix});
 #undef BLOCKSCOPE_KERNEL
   return true;
 }();

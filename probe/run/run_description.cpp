@@ -10,6 +10,7 @@
 #include "cmake/build_info/build_info.h"
 #include "decode_record/base/sha256.h"
 #include "decode_record/base/text.h"
+#include "kernels/cuda/device_operators.h"
 #include "kernels/ops.h"
 #include "probe/strategies/strategy_table.h"
 
@@ -53,6 +54,7 @@ const std::array kFacts{
     Fact{"git", [](const RunDescription&) { return std::string(build_info().git_describe); }},
     Fact{"libtorch", [](const RunDescription&) { return std::string(build_info().torch_pin); }},
     Fact{"instruction_set", [](const RunDescription&) { return std::string(instruction_set()); }},
+    Fact{"prefix_attention", [](const RunDescription&) { return cuda_prefix_attention(); }},
 };
 /// Keys without information of their own: `strategy_text` repeats other keys in words, and
 /// `blockscope repack` adds `repacked`.
@@ -103,7 +105,10 @@ std::string run_json(const RunDescription& run) {
   json["predictions"] = run.recorder.every_prediction ? "all" : "masked";
   json["num_prompts"] = run.prompts.size();
   json["prompts_digest"] = digest_of(run.prompts);
-  for (const Fact& fact : kFacts) json[fact.name] = fact.value(run);
+  for (const Fact& fact : kFacts) {
+    const std::string value = fact.value(run);
+    if (!value.empty()) json[fact.name] = value;
+  }
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

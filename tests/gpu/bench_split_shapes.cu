@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "kernels/cuda/join_device.cuh"
 #include "kernels/cuda/split_attention_device.cuh"
 
 namespace blockscope::cuda {
@@ -158,6 +159,13 @@ void run() {
           launch(split_merge<BFloat16, 128>, dim3{(rows + 3) / 4, 1, 1}, dim3{128, 1, 1}, 0,
                  Stream{}, problem.call);
         });
+        JoinCall join;
+        join.attention = problem.call;
+        join.external = {problem.call.q.data, int64_t{32} * queries * 128,
+                         int64_t{4} * queries * 128, 128};
+        join.lse_external = {problem.call.lse_internal, int64_t{32} * queries, int64_t{4} * queries,
+                             1};
+        time("join of a library's pair", problem, [&] { launch_join(join, nullptr); });
         if (queries <= 16) {
           time_shape<128, 4, 1, 2, 64>(problem);
           time_shape<128, 4, 1, 3, 64>(problem);

@@ -32,9 +32,9 @@ FLOATS = ("split_floats", "prefill_floats", "spread_floats")
 SPILLS = {("100", "split_tiles<BFloat16,128,4,2,2,32,64>"): 8, ("100", "split_tiles<Half,128,4,2,2,32,64>"): 56,
           ("120", "split_tiles<Half,128,4,2,2,32,64>"): 8}
 # Of kernels that are not tiles, at most: half of an SM's threads. turn_rows: 20 warps an SM; the rows of a step of an 8B
-# model with B 32 are 10 for each of an H100's.
+# model with B 32 are 10 for each of an H100's. join_rows: 16 warps an SM; that step has 8 for each.
 REGISTERS = 64
-MORE_REGISTERS = {"turn_rows": 96}
+MORE_REGISTERS = {"turn_rows": 96, "join_rows": 128}
 # Thread blocks an SM on sm_80, 90a, 100 and 120. 0: it does not fit, and is not launched there (shared_limit).
 BLOCKS = {
     "mean_tiles<64,4,1,3,64,64>": (4, 5, 5, 2),

@@ -11,7 +11,8 @@
 namespace blockscope::testing {
 
 inline const DeviceQueue& emulator() {
-  static const DeviceQueue queue{emulated_launches(), [](const auto& call) { call(nullptr); }};
+  static const DeviceQueue queue{emulated_launches(), [](const auto& call) { call(nullptr); },
+                                 nullptr, nullptr, plain_prefix};
   return queue;
 }
 

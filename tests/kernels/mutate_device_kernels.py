@@ -262,6 +262,13 @@ MISTAKES = [
      ["page_scores"]),
     ("merge: a part without keys", "row_device.cuh", "      if (lse == -INFINITY) continue;\n", "", SMALL,
      ["merge_attention"]),
+    ("join: sums not rescaled", "join_device.cuh", "state.total[r] = state.total[r] * factor +",
+     "state.total[r] = state.total[r] +", SMALL, ["library_attention"]),
+    ("join: outputs not rescaled", "join_device.cuh", "state.output[r][n] *= factor;", ";", SMALL, ["library_attention"]),
+    ("join: the last key left out", "join_device.cuh", "key < count; ++key) {", "key + 1 < count; ++key) {", SMALL,
+     ["library_attention"]),
+    ("join: the keys overwritten", "join_device.cuh", "first += kJoinKeys) {", "first += kJoinKeys - 1) {", SMALL,
+     ["library_attention"]),
     ("similarity: zero rows", "row_device.cuh", "zero ? 0.0f : static_cast", "false ? 0.0f : static_cast", SMALL,
      ["cross_step_similarity"]),
 ]

@@ -71,6 +71,18 @@ class Kernels {
     emulated::launch_split_attention(split_, nullptr);
   }
 
+  void join() {  // with more internal keys than a thread block holds at a time
+    JoinCall join;
+    join.attention = split_;
+    join.attention.k_in = k_.rows(type_, kKvHeads, kKeys, dim_);
+    join.attention.v_in = v_.rows(type_, kKvHeads, kKeys, dim_);
+    join.attention.internal_keys = 70;
+    join.external = q_.rows(type_, kKvHeads, split_.group * kQueries, dim_);
+    const std::vector<float> lse(static_cast<size_t>(kHeads * kQueries), 3.0f);
+    join.lse_external = {lse.data(), kHeads * kQueries, split_.group * kQueries, 1};
+    emulated::launch_join(join, nullptr);
+  }
+
   void spread() {  // of two parts a head; the internal keys need sums over the rows
     SpreadCall spread;
     spread.attention = split_;
@@ -232,6 +244,7 @@ void run(DeviceFloat type, int dim, uint64_t seed) {
   emulated::set_options({.seed = seed});
   Kernels kernels(type, dim);
   kernels.split_attention();
+  if (type != DeviceFloat::kFloat32) kernels.join();
   kernels.spread();
   kernels.prefill();
   kernels.means();

@@ -1,6 +1,10 @@
 // The kernels of a DeviceQueue, executed by the emulator.
 #pragma once
 
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -28,6 +32,15 @@ inline DeviceKernels emulated_launches() {
   kernels.split_attention = launch_poisoned_split;
   kernels.spread = launch_poisoned_spread;
   return kernels;
+}
+
+// What torch's flash attention gives, by plain operators.
+inline PrefixPair plain_prefix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               double scale) {
+  const at::Tensor scores =
+      at::matmul(q.to(at::kFloat), k.to(at::kFloat).transpose(2, 3)).mul(scale);
+  const at::Tensor output = at::matmul(at::softmax(scores, 3), v.to(at::kFloat));
+  return {output.to(q.scalar_type()), at::logsumexp(scores, {3})};
 }
 
 }  // namespace blockscope::testing

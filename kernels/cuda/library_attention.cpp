@@ -1,0 +1,70 @@
+#include "kernels/cuda/library_attention.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <string_view>
+
+namespace blockscope {
+namespace {
+
+// Shapes from which the library's kernel with a join is faster than ours: rows of a KV head (query
+// heads of the group times tokens), and keys of all sequences and KV heads. Measured with
+// scripts/bench/gpu_attention.py on an H200, torch 2.11, bfloat16, 32/8 heads of 128 channels.
+struct Shape {
+  int64_t most_rows;
+  int64_t least_keys;
+};
+constexpr std::array kTable{
+    Shape{64, 8 * 32768},
+    Shape{INT64_MAX, 8 * 4096},
+};
+
+// The join walks the internal keys with plain multiply-adds.
+constexpr int64_t kMostInternalKeys = 128;
+
+// Whether the library's 16-byte loads find their places.
+bool is_aligned_for_library(const at::Tensor& rows) {
+  bool aligned = reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
+  for (int64_t i = 0; i < 3; ++i)
+    aligned = aligned && (rows.size(i) < 2 || rows.stride(i) % 8 == 0);
+  return aligned && rows.stride(3) == 1;
+}
+
+}  // namespace
+
+PrefixPair flash_prefix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        double scale) {
+  const at::AutoDispatchBelowADInplaceOrView without_gradients;
+  auto result = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, false, false, scale);
+  return {std::get<0>(result), std::get<1>(result)};
+}
+
+bool library_reads(const AttentionSizes& sizes, const std::vector<int64_t>& lengths,
+                   int64_t internal_keys, const at::Tensor& k_ext, const at::Tensor& v_ext) {
+  const int64_t length = lengths.empty() ? 0 : lengths.front();
+  const auto other = [&](int64_t one) { return one != length; };
+  if (length == 0 || k_ext.element_size() != 2 || sizes.dim % 8 != 0 || sizes.queries == 0 ||
+      internal_keys > kMostInternalKeys || std::ranges::any_of(lengths, other) ||
+      !is_aligned_for_library(k_ext) || !is_aligned_for_library(v_ext)) {
+    return false;
+  }
+  const char* const asked = std::getenv("BLOCKSCOPE_SPLIT");
+  if (asked != nullptr) {
+    const std::string_view name(asked);
+    TORCH_CHECK(name == "own" || name == "library",
+                "BLOCKSCOPE_SPLIT: expected own or library, got '", name, "'");
+    return name == "library";
+  }
+  const int64_t rows = sizes.group * sizes.queries;
+  const int64_t keys = sizes.sequences * sizes.kv_heads * length;
+  const auto* const shape =
+      std::ranges::find_if(kTable, [&](const Shape& one) { return rows <= one.most_rows; });
+  return keys >= shape->least_keys;
+}
+
+}  // namespace blockscope

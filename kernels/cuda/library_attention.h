@@ -1,0 +1,35 @@
+// The prefix's attention through a kernel of torch, where that is faster than ours. It gives the
+// external pair with A_out in the type of q (16 bits); ours accumulates A_out in float32.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/shape_check.h"
+
+namespace blockscope {
+
+struct PrefixPair {
+  at::Tensor output;  // [S, K, R, D] dtype of q: attention over all keys
+  at::Tensor lse;     // [S, K, R] float32: natural logarithm
+};
+
+// q [S, K, R, D], with the query heads of a KV head folded into rows; k, v [S, K, N, D]. Every row
+// sees every key.
+using PrefixAttention = PrefixPair (*)(const at::Tensor& q, const at::Tensor& k,
+                                       const at::Tensor& v, double scale);
+
+// torch's flash attention on the current stream of q's device, which is a GPU.
+PrefixPair flash_prefix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        double scale);
+
+// Whether the library's kernel can read these keys, and is faster by the table in
+// library_attention.cpp. The environment variable BLOCKSCOPE_SPLIT=own or =library overrides the
+// table, for measurements. lengths: external keys of each sequence.
+bool library_reads(const AttentionSizes& sizes, const std::vector<int64_t>& lengths,
+                   int64_t internal_keys, const at::Tensor& k_ext, const at::Tensor& v_ext);
+
+}  // namespace blockscope

@@ -1,0 +1,118 @@
+// split_attention through a library's kernel for the prefix, and the join of ours, in the emulator.
+// The library is plain torch here (plain_prefix).
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "kernels/ops.h"
+#include "tests/kernels/attention_case.h"
+#include "tests/kernels/emulated_operators.h"
+
+namespace blockscope::testing {
+namespace {
+
+SplitAttention split(const AttentionCase& problem, const char* through,
+                     WeightSpread* spread = nullptr) {
+  setenv("BLOCKSCOPE_SPLIT", through, 1);
+  const SplitAttention result =
+      split_attention_on(emulator(), problem.q, problem.k_ext, problem.v_ext, problem.ext_len,
+                         problem.k_in, problem.v_in, problem.scale, nullptr, spread);
+  unsetenv("BLOCKSCOPE_SPLIT");
+  return result;
+}
+
+void expect_near(const at::Tensor& got, const std::vector<double>& expected, double limit,
+                 const char* what) {
+  const std::vector<double> values = to_doubles(got);
+  ASSERT_EQ(values.size(), expected.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (expected[i] == values[i]) continue;  // infinities
+    ASSERT_NEAR(values[i], expected[i], limit) << what << " " << i;
+  }
+}
+
+TEST(LibraryAttention, EqualsTheFloat64Reference) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    for (const int64_t dim : {8, 48, 128, 256}) {
+      for (const int64_t internal : {0, 1, 31, 70}) {
+        const AttentionCase problem = make_case({.heads = 6,
+                                                 .dim = dim,
+                                                 .queries = 5,
+                                                 .internal = internal,
+                                                 .ext_len = {90, 90},
+                                                 .dtype = dtype},
+                                                static_cast<uint64_t>(dim + internal));
+        SCOPED_TRACE(::testing::Message() << dim << " " << internal);
+        const SplitAttention got = split(problem, "library");
+        const SplitReference expected = split_reference(problem);
+        const double rounded = 5.0 * unit_roundoff(dtype);  // of values below 5
+        expect_near(got.external, expected.external, rounded, "external");
+        expect_near(got.lse_external, expected.lse_external, 1e-4, "lse_external");
+        expect_near(got.internal, expected.internal, 1e-4, "internal");
+        expect_near(got.lse_internal, expected.lse_internal, 1e-4, "lse_internal");
+        expect_near(got.out.contiguous(), expected.out, 2.0 * rounded, "out");
+        EXPECT_FALSE(at::equal(got.external, split(problem, "own").external));
+      }
+    }
+  }
+}
+
+TEST(LibraryAttention, LeavesOtherCallsToOurKernels) {
+  const CaseShape plain{.ext_len = {60}, .dtype = at::kBFloat16};
+  std::vector<CaseShape> shapes(4, plain);
+  shapes[0].dtype = at::kFloat;
+  shapes[1].ext_len = {60, 59};
+  shapes[2].ext_len = {0};
+  shapes[3].internal = shapes[3].queries = 129;
+  for (const CaseShape& shape : shapes) {
+    SCOPED_TRACE(::testing::Message() << shape);
+    const AttentionCase problem = make_case(shape, 3);
+    EXPECT_TRUE(at::equal(split(problem, "library").external, split(problem, "own").external));
+  }
+  AttentionCase misaligned = make_case(plain, 3);
+  const at::Tensor wide = at::zeros({1, 2, 63, 49}, at::kBFloat16);
+  wide.slice(3, 1).copy_(misaligned.k_ext);
+  misaligned.k_ext = wide.slice(3, 1);
+  EXPECT_TRUE(at::equal(split(misaligned, "library").external, split(misaligned, "own").external));
+  // Too few keys for the table.
+  const AttentionCase small = make_case(plain, 3);
+  const SplitAttention chosen =
+      split_attention_on(emulator(), small.q, small.k_ext, small.v_ext, small.ext_len, small.k_in,
+                         small.v_in, small.scale, nullptr, nullptr);
+  EXPECT_TRUE(at::equal(chosen.external, split(small, "own").external));
+  EXPECT_THROW(split(small, "other"), c10::Error);
+}
+
+TEST(LibraryAttention, NoHeadThatReusesGivesTheSameBits) {
+  const AttentionCase problem = make_case({.ext_len = {60}, .dtype = at::kBFloat16}, 5);
+  const SplitAttention expected = split(problem, "library");
+  setenv("BLOCKSCOPE_SPLIT", "library", 1);
+  const SourcedAttention got = reuse_attention_on(
+      emulator(), problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in,
+      problem.v_in, {}, {}, at::zeros({4}, at::kBool), problem.scale, nullptr, {});
+  unsetenv("BLOCKSCOPE_SPLIT");
+  EXPECT_TRUE(at::equal(got.out, expected.out));
+  EXPECT_TRUE(at::equal(got.external, expected.external));
+  EXPECT_TRUE(at::equal(got.keys_read, at::full({1, 2}, 60, at::kLong)));
+}
+
+TEST(LibraryAttention, KeepsNaNInItsRowAndFillsTheSpread) {
+  AttentionCase problem = make_case({.ext_len = {60}, .dtype = at::kBFloat16}, 7);
+  WeightSpread own;
+  own.ends = {{30, 60}};
+  WeightSpread library = own;
+  split(problem, "own", &own);
+  split(problem, "library", &library);
+  EXPECT_TRUE(at::allclose(own.range, library.range, 1e-3, 1e-5));
+  EXPECT_TRUE(at::allclose(own.key, library.key, 1e-3, 1e-5));
+  problem.q[0][1][2][3] = std::nan("");
+  const at::Tensor out = split(problem, "library").out;
+  const at::Tensor is_nan = out.isnan().any(3);
+  EXPECT_TRUE(is_nan[0][1][2].item<bool>());
+  EXPECT_EQ(is_nan.sum().item<int64_t>(), 1);
+}
+
+}  // namespace
+}  // namespace blockscope::testing
