@@ -9,8 +9,10 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: scripts/gpu_check.sh [--quick] [--out FOLDER] [--dry-run]
+Usage: scripts/gpu_check.sh [--quick] [--built] [--limit SECONDS] [--out FOLDER] [--dry-run]
   --quick        fewer cases, short contexts, 0.6B instead of 8B: minutes instead of an hour
+  --built        nothing is installed or built: build/cuda is there, and programs in FOLDER are kept
+  --limit S      end a step that takes longer than this (default: 3600)
   --out FOLDER   logs and report.md (default build/gpu_check)
   --dry-run      runs nothing: a report in which everything is unmeasured
 Environment: as scripts/setup.sh; GPU_PYTHON, a Python with torch, numpy, h5py and safetensors (default:
@@ -21,10 +23,17 @@ END
 OUT=$ROOT/build/gpu_check
 quick=no
 dry=no
+built=no
+limit=3600
 while [ $# -gt 0 ]; do
   case $1 in
     --quick) quick=yes ;;
     --dry-run) dry=yes ;;
+    --built) built=yes ;;
+    --limit)
+      limit=${2:?--limit needs seconds}
+      shift
+      ;;
     --out)
       OUT=$(realpath -m "${2:?--out needs a folder}")
       shift
@@ -45,36 +54,56 @@ mkdir -p "$OUT"
 rm -f "$OUT"/*.log "$OUT"/*.status "$OUT"/*.command "$OUT"/*.title
 
 number=10
-failed=0
 
 # check NAME TITLE COMMAND...: its output, command line and exit status, for the report. 77: skipped.
 check() {
-  local name=$number-$1 title=$2 status=0
+  local name=$number-$1 title=$2
   shift 2
   number=$((number + 1))
   printf '%s\n' "$title" >"$OUT/$name.title"
   printf '%s ' "${@/#"$ROOT"\//}" >"$OUT/$name.command"
   if [ $dry = yes ]; then
-    status=77
     echo "dry run" >"$OUT/$name.log"
-  else
-    step "$title"
-    "$@" >"$OUT/$name.log" 2>"$OUT/$name.log.err" </dev/null || status=$?
-    grep -v -E 'Warning|^ +return ' "$OUT/$name.log.err" | tail -n 20 >>"$OUT/$name.log" || true
-    rm -f "$OUT/$name.log.err"
-    case $status in
-      0) done_step ;;
-      77) done_step "skipped: $(tail -n 1 "$OUT/$name.log")" ;;
-      *)
-        failed=$((failed + 1))
-        done_step "FAILED ($status); see $OUT/$name.log"
-        ;;
-    esac
+    echo 77 >"$OUT/$name.status"
+    return
   fi
+  run_step "$name" "$title" "$@"
+}
+
+# beside NAME TITLE COMMAND...: a check that times nothing, and runs while others do; see finish_beside.
+beside() {
+  if [ $dry = yes ]; then
+    check "$@"
+    return
+  fi
+  check "$@" &
+  number=$((number + 1))
+}
+
+finish_beside() { wait; }
+
+run_step() { # NAME TITLE COMMAND...
+  local name=$1 title=$2 status=0 begin=$SECONDS said
+  shift 2
+  if [ "$(type -t "$1")" = function ]; then
+    "$@" >"$OUT/$name.log" 2>"$OUT/$name.log.err" </dev/null || status=$?
+  else
+    timeout "$limit" "$@" >"$OUT/$name.log" 2>"$OUT/$name.log.err" </dev/null || status=$?
+  fi
+  grep -v -E 'Warning|^ +return ' "$OUT/$name.log.err" | tail -n 20 >>"$OUT/$name.log" || true
+  rm -f "$OUT/$name.log.err"
+  case $status in
+    0) said=passed ;;
+    77) said="skipped: $(tail -n 1 "$OUT/$name.log")" ;;
+    124) said="FAILED: took longer than $limit s; see $OUT/$name.log" ;;
+    *) said="FAILED ($status); see $OUT/$name.log" ;;
+  esac
+  note "$title: $said ($((SECONDS - begin)) s)"
   echo $status >"$OUT/$name.status"
 }
 
 compile() { # OUTPUT SOURCE...: without CMake, for this machine's GPU
+  [ $built = no ] || [ ! -x "$1" ] || return 0
   "$NVCC" -std=c++20 -O3 -I. -arch=native -o "$@"
 }
 
@@ -84,13 +113,18 @@ sanitize() {
   sanitizer=$(command -v compute-sanitizer || true)
   [ -n "$sanitizer" ] || sanitizer=$(dirname "$NVCC")/compute-sanitizer
   [ -x "$sanitizer" ] || { echo "no compute-sanitizer" && return 77; }
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$1" --error-exitcode 9 --kernel-name \
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout "$limit" "$sanitizer" --tool "$1" --error-exitcode 9 --kernel-name \
     kernel_substring=blockscope "$PYTHON" tests/gpu/check_operators.py "$KERNELS" --cases 2 --seed 1
 }
 
 if [ $dry = no ]; then
-  STEPS=19
-  set_up cuda build cuda driver
+  STEPS=1
+  if [ $built = yes ]; then
+    NVCC=${CUDACXX:-$(command -v nvcc || echo nvcc)}
+  else
+    STEPS=19
+    set_up cuda build cuda driver
+  fi
   PYTHON=${GPU_PYTHON:-$(cuda_folder)/bin/python}
   if [ -z "${GPU_PYTHON:-}" ] && [ ! -x "$PYTHON" ]; then
     PYTHON=$(realpath -m "$LIBTORCH_ROOT/../../../../bin/python")
@@ -109,17 +143,19 @@ if [ $quick = yes ]; then
   cases=6 shape=0.6b contexts=(2048) lengths=(8192) blocks=(32) dtypes=(float32) block_context=16384 batches=1
 fi
 
+step "Checks"
 check doctor "This machine and this build" "$BLOCKSCOPE" doctor
 check build-conformance "Build: wrappers" compile "$OUT/test_conformance" tests/gpu/test_conformance.cu \
   tests/gpu/wrapper_probes_emulated.cpp "${emulator[@]}"
-check conformance "Every wrapper compared with the emulator's" "$OUT/test_conformance"
-check operators "Every operator compared with float64 on the CPU" "$PYTHON" tests/gpu/check_operators.py "$KERNELS" \
+beside conformance "Every wrapper compared with the emulator's" "$OUT/test_conformance"
+beside operators "Every operator compared with float64 on the CPU" "$PYTHON" tests/gpu/check_operators.py "$KERNELS" \
   --cases $cases
 for tool in memcheck racecheck synccheck; do
-  check "$tool" "compute-sanitizer: $tool" sanitize $tool
+  beside "$tool" "compute-sanitizer: $tool" sanitize $tool
 done
-check devices "Captures on the CPU and on the GPU" "$PYTHON" tests/gpu/compare_devices.py "$BLOCKSCOPE" --dtypes \
+beside devices "Captures on the CPU and on the GPU" "$PYTHON" tests/gpu/compare_devices.py "$BLOCKSCOPE" --dtypes \
   "${dtypes[@]}"
+finish_beside
 check attention "split_attention compared with attention without the split" "$PYTHON" scripts/bench/gpu_attention.py \
   "$KERNELS" --lengths "${lengths[@]}" --blocks "${blocks[@]}"
 check build-shapes "Build: shapes" compile "$OUT/bench_split_shapes" tests/gpu/bench_split_shapes.cu
@@ -132,4 +168,4 @@ check blocks "Time per output block" env BLOCKSCOPE_BINARY="$BLOCKSCOPE" "$PYTHO
 
 python3 scripts/bench/gpu_report.py "$OUT" >"$OUT/report.md"
 echo "$OUT/report.md"
-[ "$failed" -eq 0 ]
+! grep -qvxE '0|77' "$OUT"/*.status

@@ -1,5 +1,6 @@
 """split_attention on a GPU, compared with unsplit attention over the same keys: scaled_dot_product_attention, and
-flex_attention and FlashInfer where they can be imported and compiled.
+flex_attention and FlashInfer where they can be imported and compiled. split_attention is timed with its own kernels, with
+torch's flash attention for the prefix (BLOCKSCOPE_SPLIT), and as the table of kernels/cuda/library_attention.cpp chooses.
 
     python scripts/bench/gpu_attention.py LIBRARY [--lengths 4096 32768 131072] [--sequences 1 4]
 
@@ -11,6 +12,7 @@ queries of a group folded into rows (one KV head, G * T rows) and with enable_gq
 """
 
 import argparse
+import os
 import statistics
 import sys
 
@@ -92,6 +94,17 @@ def flashinfer_calls(q, k, v, scale):
         return {}
 
 
+def through(name, call):
+    """The call with BLOCKSCOPE_SPLIT; "table": without."""
+    def run():
+        if name == "table":
+            os.environ.pop("BLOCKSCOPE_SPLIT", None)
+        else:
+            os.environ["BLOCKSCOPE_SPLIT"] = name
+        return call()
+    return run
+
+
 def measure_copy(repeats, flush):
     """Terabytes a second that a copy reads and writes."""
     source = torch.empty(1 << 28, dtype=torch.float32, device="cuda").normal_()
@@ -112,25 +125,26 @@ def compare(options, block, sequences, length, copy, flush):
     lengths = torch.full((sequences,), length)
     scale = options.dim**-0.5
     split = lambda: ops.split_attention(q, k, v, lengths, k_in, v_in, scale)
+    ours = {name: through(name, split) for name in ("own", "library", "table")}
     unsplit = scaled_dot_product_attention(q, k_all, v_all, scale=scale, enable_gqa=True)
-    error = (split()[0].float() - unsplit.float()).abs().max().item()
-    assert error < 0.02, f"results differ by {error}"
-    others = {**flex_calls(q, k_all, v_all, scale), **flashinfer_calls(q, k_all, v_all, scale)}
+    for name, call in ours.items():
+        error = (call()[0].float() - unsplit.float()).abs().max().item()
+        assert error < 0.02, f"{name}: results differ by {error}"
+    others = {} if options.without_flex else flex_calls(q, k_all, v_all, scale)
+    others |= flashinfer_calls(q, k_all, v_all, scale)
     for name in list(others):
         error = (others[name]().float() - unsplit.float()).abs().max().item()
         if not error < 0.02:
             print(f"{name} left out: its results differ by {error}", file=sys.stderr)
             del others[name]
-    ms = time_all({"split": split, **sdpa_calls(q, k_all, v_all, scale), **others},
-                  options.repeats, flush)
-    ours = ms.pop("split")
+    ms = time_all({**ours, **sdpa_calls(q, k_all, v_all, scale), **others}, options.repeats, flush)
+    own, library, chosen = (ms.pop(name) for name in ours)
     best = min(ms, key=ms.get)
-    rate = (k_all.nbytes + v_all.nbytes) / ours / 1e9
+    rate = (k_all.nbytes + v_all.nbytes) / chosen / 1e9
     others = ", ".join(f"{name} {value:.3f}" for name, value in ms.items())
-    print(f"| {block} | {sequences} | {length} | {ours:.3f} ms | {rate:.2f} TB/s, "
-          f"{100 * rate / copy:.0f} % | {best} {ms[best]:.3f} ms | "
-          f"{ours / ms[best]:.2f} | {others} |", flush=True)
-    return rate, ours / ms[best]
+    print(f"| {block} | {sequences} | {length} | {own:.3f} | {library:.3f} | {chosen:.3f} | {rate:.2f} TB/s, "
+          f"{100 * rate / copy:.0f} % | {best} {ms[best]:.3f} | {chosen / ms[best]:.2f} | {others} |", flush=True)
+    return rate, chosen / ms[best]
 
 
 def main():
@@ -144,6 +158,7 @@ def main():
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--without-flex", action="store_true", help="spare the time of compiling flex_attention")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device; skipped")
@@ -153,8 +168,8 @@ def main():
     copy = measure_copy(options.repeats, flush)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, "
           f"{options.heads}/{options.kv_heads} heads, D {options.dim}; copy {copy:.2f} TB/s\n")
-    print("| B | S | N | split_attention | of copy | best unsplit | ratio | others |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| B | S | N | own kernels, ms | library, ms | by the table, ms | of copy | best unsplit, ms | ratio | others, ms |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     worst = {"ratio": 0.0, "of copy": 1.0}
     for block in options.blocks:
         for sequences in options.sequences:

@@ -16,8 +16,9 @@ import sys
 import time
 
 SHAPES = {
-    "8b": ["--layers", "36", "--hidden", "4096", "--intermediate", "12288", "--heads", "32", "--kv-heads", "8"],
-    "0.6b": [],
+    "8b": ["--layers", "36", "--hidden", "4096", "--intermediate", "12288", "--heads", "32", "--kv-heads", "8",
+           "--positions", "262144"],
+    "0.6b": ["--positions", "262144"],
     "tiny": ["--layers", "2", "--hidden", "64", "--intermediate", "128", "--heads", "4", "--kv-heads", "2", "--head-dim",
              "16", "--vocab", "512"],
 }

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 _BASE = dict(layers=12, hidden=768, intermediate=3072, heads=12, kv_heads=12, head_dim=64, vocab=32768,
-             block_length=32, experts=0, per_token=4, expert_width=512, logits_std=0.0)
+             block_length=32, positions=40960, experts=0, per_token=4, expert_width=512, logits_std=0.0)
 _MOE = dict(_BASE, hidden=1024, heads=16, kv_heads=4, experts=64, per_token=8, expert_width=384, logits_std=5.0)
 # logits_std: spread of the logits over the vocabulary. At 5 the best token's probability ranges from 0.1 to 1, so
 # strategies with a threshold have different positions to choose from. 0: weights of 0.02, as before training.
@@ -68,6 +68,7 @@ def layer_shapes(family: str, a: argparse.Namespace, index: int) -> dict:
 
 def tensors_of(family: str, a: argparse.Namespace) -> dict:
     names, width = NAMES[family], a.hidden ** -0.5
+    device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def draw(neutral: str, shape: tuple) -> torch.Tensor:
         if len(shape) == 1:
@@ -75,10 +76,10 @@ def tensors_of(family: str, a: argparse.Namespace) -> dict:
         scale = 0.02
         if a.logits_std:
             scale = {"embed": 1.0, "head": a.logits_std * width}.get(neutral, 1.1 * width)
-        weight = torch.randn(shape) * scale
+        weight = torch.randn(shape, device=device) * scale
         if neutral == "head" and a.logits_std:
             weight[a.vocab - 1] *= 0.2  # [MASK] is seldom the best token
-        return weight.to(torch.bfloat16)
+        return weight.to(torch.bfloat16).cpu()
 
     tensors = {names["embed"] + ".weight": draw("embed", (a.vocab, a.hidden)),
                names["norm"] + ".weight": draw("norm", (a.hidden,))}
@@ -115,7 +116,7 @@ def config_of(family: str, a: argparse.Namespace) -> dict:
     config = dict(
         hidden_size=a.hidden, intermediate_size=a.intermediate, num_hidden_layers=a.layers,
         num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, head_dim=a.head_dim, vocab_size=a.vocab,
-        max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1000000.0, rope_scaling=None, hidden_act="silu",
+        max_position_embeddings=a.positions, rms_norm_eps=1e-6, rope_theta=1000000.0, rope_scaling=None, hidden_act="silu",
         attention_bias=False, tie_word_embeddings=a.tied, torch_dtype="bfloat16", mask_token_id=mask,
         block_size=a.block_length, eos_token_id=0, use_sliding_window=False)
     if family == "dream":

@@ -11,6 +11,7 @@ without a GPU.
 
 import argparse
 import math
+import os
 import pathlib
 import random
 import sys
@@ -106,22 +107,23 @@ def rounding(dtype):
     return {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[dtype]
 
 
-def add_split(worst, name, case, got, external, internal, extra=()):
-    """The five results of split_attention and its like, against pairs of each sequence."""
+def add_split(worst, name, case, got, external, internal, extra=(), library=False):
+    """The five results of split_attention and its like, against pairs of each sequence. library: A_out may have 16 bits."""
     score = max([1.0] + [lse[lse.isfinite()].abs().max().item()
                          for pairs in (external, internal) for _, lse in pairs
                          if lse.isfinite().any()])
     value = max([1.0] + [x[x.isfinite()].abs().float().max().item()
-                         for x in (case.v_ext, case.v_in, *(e[0] for e in external))
+                         for x in (case.v_ext, case.v_in, *(pair[0] for pairs in (external, *extra) for pair in pairs))
                          if x.isfinite().any()])
     stack = lambda pairs, i: torch.stack([pair[i] for pair in pairs])
     merged = [am.merge(parts) for parts in zip(external, internal, *extra)]
-    worst.add(f"{name} external", got[1], stack(external, 0), 2e-5 * value * score, case)
+    rounded = rounding(case.dtype) * value
+    worst.add(f"{name} external", got[1], stack(external, 0), 2e-5 * value * score + rounded * library, case)
     worst.add(f"{name} lse_external", got[2], stack(external, 1), 2e-5 * score, case)
     worst.add(f"{name} internal", got[3], stack(internal, 0), 2e-5 * value * score, case)
     worst.add(f"{name} lse_internal", got[4], stack(internal, 1), 2e-5 * score, case)
     worst.add(f"{name} out", got[0], stack(merged, 0),
-              2e-5 * value * score + rounding(case.dtype) * value, case)
+              2e-5 * value * score + rounded * (1 + library), case)
 
 
 def check_split(ops, rng, dtype, worst):
@@ -130,7 +132,12 @@ def check_split(ops, rng, dtype, worst):
     got = ops.split_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
                               case.scale)
     pairs = [case.reference(s) for s in range(len(case.lengths))]
-    add_split(worst, "split_attention", case, got, [p[0] for p in pairs], [p[1] for p in pairs])
+    parts = [p[0] for p in pairs], [p[1] for p in pairs]
+    add_split(worst, "split_attention", case, got, *parts)
+    os.environ["BLOCKSCOPE_SPLIT"] = "library"
+    got = ops.split_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in, case.scale)
+    del os.environ["BLOCKSCOPE_SPLIT"]
+    add_split(worst, "split_attention by the library", case, got, *parts, library=case.dtype != torch.float32)
 
 
 def check_reuse(ops, rng, dtype, worst):

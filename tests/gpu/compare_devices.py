@@ -9,6 +9,7 @@ as it must be. --preload LIBRARY runs the device's side with tests/support/emula
 """
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import subprocess
@@ -48,7 +49,7 @@ def capture(options, device, model, arguments, dtype, output):
         environment |= {"LD_PRELOAD": options.preload, "GOMP_SPINCOUNT": "1000"}
     arrays = ["--array-type", "f32"] if not {"trajectory", "summary", "sets"} & set(arguments) else []
     return subprocess.run([options.blockscope, "capture", ROOT / "models" / model, *arguments, *arrays, "--dtype", dtype,
-                           "--device", device, "--strategy", "sequential", "--gen-length", "32", "-q", "-o", output],
+                           "--device", device, "--threads", "4", "--strategy", "sequential", "--gen-length", "32", "-q", "-o", output],
                           capture_output=True, text=True, env=environment)
 
 
@@ -82,39 +83,39 @@ def difference(host, device):
     return same / max(1, decided), largest, where, others / max(1, members)
 
 
+def compare(options, name, model, arguments, dtype, place):
+    """Whether the case is as it must be, and its line of the table."""
+    paths = [f"{place}-{device}.h5" for device in ("cpu", "device")]
+    for device, path in zip(("cpu", options.device), paths):
+        done = capture(options, device, model, arguments, dtype, path)
+        if done.returncode != 0:
+            return False, f"| {name} | {dtype} | failed on {device}: {done.stderr.strip().splitlines()[-1:]} | | | | |"
+    same, largest, where, others = difference(*map(datasets, paths))
+    for path in paths:
+        pathlib.Path(path).unlink()
+    right = dtype != "float32" or (same == 1.0 and largest <= 1e-4 and others <= 1e-3)
+    return right, (f"| {name} | {dtype} | {100 * same:.2f} % | {largest:.1e} | {where} | {100 * others:.3f} % | "
+                   f"{'' if right else 'FAILED'} |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("blockscope")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="cases at a time")
     parser.add_argument("--preload")
     options = parser.parse_args()
     print("| case | type | equal decisions | largest difference, of the largest | in | other set members | |")
     print("|---|---|---|---|---|---|---|")
-    failed = total = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name, model, arguments in cases():
-            if options.only not in name:
-                continue
-            for dtype in options.dtypes:
-                total += 1
-                paths = [f"{folder}/{device}.h5" for device in ("cpu", "device")]
-                for device, path in zip(("cpu", options.device), paths):
-                    pathlib.Path(path).unlink(missing_ok=True)
-                    done = capture(options, device, model, arguments, dtype, path)
-                    if done.returncode != 0:
-                        break
-                if done.returncode != 0:
-                    failed += 1
-                    print(f"| {name} | {dtype} | failed on {device}: {done.stderr.strip().splitlines()[-1:]} | | | | |")
-                    continue
-                same, largest, where, others = difference(*map(datasets, paths))
-                right = dtype != "float32" or (same == 1.0 and largest <= 1e-4 and others <= 1e-3)
-                failed += not right
-                print(f"| {name} | {dtype} | {100 * same:.2f} % | {largest:.1e} | {where} | {100 * others:.3f} % | "
-                      f"{'' if right else 'FAILED'} |", flush=True)
-    print(f"\nresult: devices_equal = {total - failed} of {total}")
+    chosen = [(*case, dtype) for case in cases() if options.only in case[0] for dtype in options.dtypes]
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for right, line in pool.map(lambda case: compare(options, *case, f"{folder}/{chosen.index(case)}"), chosen):
+            failed += not right
+            print(line, flush=True)
+    print(f"\nresult: devices_equal = {len(chosen) - failed} of {len(chosen)}")
     return 1 if failed else 0
 
 

@@ -139,7 +139,7 @@ __global__ void probe_exp2(const uint32_t* in, uint32_t* out) {
     const float x = i == 0   ? 0.0f
                     : i == 1 ? -INFINITY
                     : i == 2 ? NAN
-                             : static_cast<float>(in[i] >> 8) * (160.0f * 0x1p-24f) - 150.0f;
+                             : fmaf(static_cast<float>(in[i] >> 8), 160.0f * 0x1p-24f, -150.0f);
     out[i] = __float_as_uint(exp2_flushed(x));
   }
 }
