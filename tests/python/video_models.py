@@ -104,12 +104,13 @@ def watch(model, function):
             module.watch = function
 
 
-def random_weights(model, seed, sharp=(0.4, 1.0, 1.6, 2.2)):
+def random_weights(model, seed, sharp=(0.05, 0.1, 0.4, 2.4)):
     """Normal weights. Head h's queries of the self-attention are `sharp[h]` times as long, so heads differ."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            scale = 0.5 * p.shape[-1] ** -0.5 if "modulation" in name else p[0].numel() ** -0.5
+            scale = 0.05 if p.dim() == 1 or "modulation" in name else p[0].numel() ** -0.5
+            scale *= 0.2 if "time_embedding" in name else 1.0
             p.copy_(torch.ones_like(p) if "norm" in name else torch.randn(p.shape, generator=generator) * scale)
         for module in model.modules():
             if hasattr(module, "watch"):
