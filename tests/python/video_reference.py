@@ -20,7 +20,7 @@ class Pass:
     chunk: int = 0
     step: int = 0
     branch: int = 0
-    calls: dict = dataclasses.field(default_factory=dict)  # layer: (q, k, v)
+    calls: dict = dataclasses.field(default_factory=dict)  # layer: (q, k, v, the attention's output)
 
 
 class Watcher:
@@ -37,9 +37,9 @@ class Watcher:
             chunk, step = (last.chunk, last.step + 1) if same else (last.chunk + 1, 0)
         self.passes.append(Pass(int(start), float(timestep), chunk, step, branch))
 
-    def see(self, layer, q, k, v, *_):
+    def see(self, layer, *tensors):
         assert layer not in self.passes[-1].calls
-        self.passes[-1].calls[layer] = tuple(x.detach().double().cpu().numpy().copy() for x in (q, k, v))
+        self.passes[-1].calls[layer] = tuple(x.detach().double().cpu().numpy().copy() for x in tensors)
 
     def of(self, branch=0):
         return [p for p in self.passes if p.branch == branch]
@@ -48,15 +48,16 @@ class Watcher:
 # --- attention in parts -----------------------------------------------------------------------------------------------
 
 
-def attention(q, k, v):
+def attention(q, k, v, rows=1024):
     """A [S, H, T, D] and L [S, H, T], natural, of scaled scores. Without keys: 0 and -inf."""
-    if k.shape[2] == 0:
-        return np.zeros_like(q), np.full(q.shape[:-1], -np.inf)
-    scores = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
-    top = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(-1, keepdims=True)
-    return weights / total @ v, (top + np.log(total))[..., 0]
+    out, lse = np.zeros_like(q), np.full(q.shape[:-1], -np.inf)
+    for at in range(0, q.shape[2] if k.shape[2] else 0, rows):
+        scores = q[:, :, at:at + rows] @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+        top = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - top)
+        total = weights.sum(-1, keepdims=True)
+        out[:, :, at:at + rows], lse[:, :, at:at + rows] = weights @ v / total, (top + np.log(total))[..., 0]
+    return out, lse
 
 
 def parts(q, k, v, late=0):
@@ -94,34 +95,44 @@ def recompute(cos, lse, gamma=GAMMA, bound=LSE_BOUND):
     return (cos < gamma) | (lse > bound)
 
 
-def calibrate(passes, steps=(1, 2, 3, 4), gamma=GAMMA, bound=LSE_BOUND, late=None):
-    """Over one branch's dense passes. Returns a dict of (layer, step) -> dict with means over the chunks that have a
-    history (cos, lse, cos_in: [H]), the final mask (recompute: [H]), and for each such chunk cos, lse and provisional
-    mask ([chunks, H]). late(keys, chunk): so many of the chunk's tokens count as history; None: the exact border."""
-    kept, kept_in, found = {}, {}, {}
+class Calibration:
+    """Takes dense passes one by one, in their order. result(): (layer, step) -> means over the chunks with a history
+    (cos, lse, cos_in: [H]), the final mask ([H], true: the head recomputes), and of_chunk: the same of each such chunk
+    (cos, lse, provisional mask: [chunks, H]), whose indices are in `chunk`."""
+
+    def __init__(self, steps=(1, 2, 3, 4), gamma=GAMMA, bound=LSE_BOUND):
+        self.steps, self.gamma, self.bound = steps, gamma, bound
+        self.kept, self.kept_in, self.found = {}, {}, {}
+
+    def add(self, one, layer, out, inside):
+        """out, inside: what parts() gives for that layer of the pass."""
+        if one.step not in self.steps:
+            self.kept[layer], self.kept_in[layer] = [x.copy() for x in out], inside[0]
+            return
+        cos, lse = distance(out, self.kept[layer])
+        mask = recompute(cos, lse, self.gamma, self.bound)
+        for old, new in zip(self.kept[layer], out):
+            old[:, mask] = new[:, mask]
+        values = one.chunk, cos, lse, cosine(inside[0], self.kept_in[layer]).mean((0, 2)), mask
+        self.found.setdefault((layer, one.step), []).append(values)
+
+    def result(self):
+        results = {}
+        for key, values in self.found.items():
+            chunk, cos, lse, cos_in, mask = (np.array(x) for x in zip(*values))
+            means = dict(cos=cos.mean(0), lse=lse.mean(0), cos_in=cos_in.mean(0))
+            results[key] = dict(means, chunk=chunk, of_chunk=dict(cos=cos, lse=lse, mask=mask),
+                                mask=recompute(means["cos"], means["lse"], self.gamma, self.bound))
+        return results
+
+
+def calibrate(passes, **settings):
+    calibration = Calibration(**settings)
     for one in passes:
-        for layer, (q, k, v) in one.calls.items():
-            if k.shape[2] == q.shape[2]:
-                continue
-            out, inside = parts(q, k, v, late(k.shape[2], q.shape[2]) if late else 0)
-            if one.step not in steps:
-                kept[layer], kept_in[layer] = [x.copy() for x in out], inside[0]
-                continue
-            cos, lse = distance(out, kept[layer])
-            mask = recompute(cos, lse, gamma, bound)
-            for old, new in zip(kept[layer], out):
-                old[:, mask] = new[:, mask]
-            entry = found.setdefault((layer, one.step), dict(chunks=[], cos_in=[]))
-            entry["chunks"].append((one.chunk, cos, lse, mask))
-            entry["cos_in"].append(cosine(inside[0], kept_in[layer]).mean((0, 2)))
-    for entry in found.values():
-        chunks = entry.pop("chunks")
-        entry.update(chunk=[c[0] for c in chunks], of_chunk=dict(
-            (name, np.array([c[i] for c in chunks])) for i, name in ((1, "cos"), (2, "lse"), (3, "mask"))))
-        entry.update(cos=entry["of_chunk"]["cos"].mean(0), lse=entry["of_chunk"]["lse"].mean(0),
-                     cos_in=np.mean(entry["cos_in"], 0))
-        entry["mask"] = recompute(entry["cos"], entry["lse"], gamma, bound)
-    return found
+        for layer, (q, k, v, *_) in one.calls.items():
+            if k.shape[2] > q.shape[2]:
+                calibration.add(one, layer, *parts(q, k, v))
+    return calibration.result()
 
 
 def margin(found, gamma=GAMMA, bound=LSE_BOUND):
@@ -134,17 +145,14 @@ def margin(found, gamma=GAMMA, bound=LSE_BOUND):
 
 
 class Reuse:
-    """What the attention of a reusing run gives, from its own queries, keys and values. masks: (layer, step) -> [H],
-    true: the head computes its history and replaces its pair. Steps without a mask compute everything."""
+    """What the attention of a reusing run gives. masks: (layer, step) -> [H], true: the head computes its history and
+    replaces its pair. Steps without a mask compute everything."""
 
-    def __init__(self, masks, late=None):
-        self.masks, self.late, self.kept = masks, late, {}
+    def __init__(self, masks):
+        self.masks, self.kept = masks, {}
 
-    def __call__(self, layer, step, q, k, v):
-        """[S, H, T, D]"""
-        if k.shape[2] == q.shape[2]:
-            return attention(q, k, v)[0]
-        out, inside = parts(q, k, v, self.late(k.shape[2], q.shape[2]) if self.late else 0)
+    def merged(self, layer, step, out, inside):
+        """[S, H, T, D]; out, inside: what parts() gives for that layer of the pass."""
         mask = self.masks.get((layer, step))
         if mask is None:
             self.kept[layer] = [x.copy() for x in out]

@@ -1,5 +1,5 @@
-"""Continuous video models of others with small random weights, on the CPU: LongLive (NVlabs/LongLive, branch v1.0),
-FlashBlock's video code (Caesarhhh/Flash_Block), which is LongLive with reuse, and diffusers' Wan transformer.
+"""Continuous video models of others with small random weights, on the CPU. Here: LongLive (NVlabs/LongLive, branch
+v1.0). official_flashblock.py: FlashBlock's video code, which is LongLive with reuse. official_wan.py: diffusers' Wan.
 
 Their code runs as it is: models, wrapper, schedule and loop over chunks. Replacements are described where they are
 made. Needs diffusers, einops and ftfy with what these need."""
@@ -14,13 +14,28 @@ from typing import Any
 
 import torch
 import video_models as own
-from torch.nn import functional as F
 
-LAYERS, HEADS, HEAD_DIM, CHANNELS, TEXT, TEXT_DIM = 3, 4, 32, 4, 9, 20
-HEIGHT, WIDTH, PATCH = 8, 6, 2  # of the latent
-FRAME = (HEIGHT // PATCH) * (WIDTH // PATCH)  # tokens
+CHANNELS, TEXT, TEXT_DIM, PATCH = 4, 9, 20, 2
 SINKS, WINDOW, CHUNK, FRAMES = 3, 9, 3, 21  # frames; the window holds the chunk's own
 STEPS = [1000, 750, 500, 250]  # before LongLive warps them
+
+
+@dataclasses.dataclass
+class Size:
+    layers: int = 3
+    heads: int = 4
+    head_dim: int = 32
+    height: int = 8  # of the latent
+    width: int = 6
+    sharp: tuple = (0.05, 0.1, 0.4, 2.4)  # how peaked each head is
+
+    @property
+    def frame(self):
+        """Tokens of one frame."""
+        return (self.height // PATCH) * (self.width // PATCH)
+
+
+SMALL = Size()
 
 
 @dataclasses.dataclass
@@ -34,10 +49,7 @@ class Loop:
     run: Any
     told: str
     look: Any
-    chunk: int = CHUNK * FRAME
-    sinks: int = SINKS * FRAME
-    frame: int = FRAME
-    official: Any = None  # the modules of the clone
+    size: Size
 
 
 # --- the modules of a clone -------------------------------------------------------------------------------------------
@@ -110,73 +122,78 @@ class NoPixels:
         return latent.clone()
 
 
-def small_pipeline(pipeline):
-    """The clone's pipeline fixes the number of layers, heads and tokens of a frame; this one has ours."""
+def small_pipeline(pipeline, size):
+    """The clone's pipeline fixes the shapes of the caches; this one has ours."""
 
     class Small(pipeline):
         def _initialize_kv_cache(self, batch_size, dtype, device, kv_cache_size_override=None):
-            size = [batch_size, kv_cache_size_override, HEADS, HEAD_DIM]
-            self.kv_cache1 = [dict(k=torch.zeros(size, dtype=dtype), v=torch.zeros(size, dtype=dtype),
+            shape = [batch_size, kv_cache_size_override, size.heads, size.head_dim]
+            self.kv_cache1 = [dict(k=torch.zeros(shape, dtype=dtype), v=torch.zeros(shape, dtype=dtype),
                                    global_end_index=torch.tensor([0]), local_end_index=torch.tensor([0]))
-                              for _ in range(LAYERS)]
+                              for _ in range(size.layers)]
 
         def _initialize_crossattn_cache(self, batch_size, dtype, device):
-            self.crossattn_cache = [dict(k=None, v=None, is_init=False) for _ in range(LAYERS)]
+            self.crossattn_cache = [dict(k=None, v=None, is_init=False) for _ in range(size.layers)]
 
     return Small
 
 
-def noise_of(batch, frames, dtype, seed=0):
+def noise_of(batch, frames, dtype, size, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, frames, CHANNELS, HEIGHT, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+    shape = batch, frames, CHANNELS, size.height, size.width
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def clone_pipeline(folder, dtype, seed, context_noise):
+def clone_pipeline(folder, dtype, seed, context_noise, size):
     """(pipeline, the clone's module of the causal model)."""
     with imported(folder) as load:
         causal, base = load("wan.modules.causal_model"), load("wan.modules.model")
         wrapping, loop = load("utils.wan_wrapper"), load("pipeline.causal_inference")
     model = causal.CausalWanModel(
-        text_len=TEXT, in_dim=CHANNELS, out_dim=CHANNELS, dim=HEADS * HEAD_DIM, ffn_dim=2 * HEADS * HEAD_DIM,
-        freq_dim=32, text_dim=TEXT_DIM, num_heads=HEADS, num_layers=LAYERS, local_attn_size=SINKS + WINDOW,
-        sink_size=SINKS)
-    own.random_weights(model, seed, [block.self_attn.norm_q for block in model.blocks], HEAD_DIM)
+        text_len=TEXT, in_dim=CHANNELS, out_dim=CHANNELS, dim=size.heads * size.head_dim,
+        ffn_dim=2 * size.heads * size.head_dim, freq_dim=32, text_dim=TEXT_DIM, num_heads=size.heads,
+        num_layers=size.layers, local_attn_size=SINKS + WINDOW, sink_size=SINKS)
+    own.random_weights(model, seed, [block.self_attn.norm_q for block in model.blocks], size.head_dim,
+                       size.sharp)
     causal.attention = base.flash_attention = exact
     kwargs = types.SimpleNamespace(local_attn_size=SINKS + WINDOW)
     settings = types.SimpleNamespace(denoising_step_list=STEPS, warp_denoising_step=True, num_frame_per_block=CHUNK,
                                      model_kwargs=kwargs, context_noise=context_noise)
     with contextlib.redirect_stdout(io.StringIO()):
-        pipeline = small_pipeline(loop.CausalInferencePipeline)(
+        pipeline = small_pipeline(loop.CausalInferencePipeline, size)(
             settings, "cpu", generator=Wrapper(wrapping.WanDiffusionWrapper, wrapping.FlowMatchScheduler, model),
             text_encoder=Text(dtype), vae=NoPixels())
-    pipeline.num_transformer_blocks, pipeline.frame_seq_length = LAYERS, FRAME
+    pipeline.num_transformer_blocks, pipeline.frame_seq_length = size.layers, size.frame
     pipeline.generator.to(dtype)
     return pipeline, causal
 
 
 def looking(model, causal):
-    """Sees passes by a hook of the model, and attention where the clone calls it."""
+    """Sees passes by a hook of the model, and the first attention that each self-attention module asks for."""
     @contextlib.contextmanager
     def look(watcher):
-        layer, before = [0], causal.attention
+        waiting, before = [], causal.attention
 
         def begin(_, args, kwargs):
-            layer[0] = 0
             watcher.tell(start=kwargs["current_start"], timestep=kwargs["t"][0, 0].item())
 
         def attention(q, k, v, **options):
             out = before(q, k, v, **options)
-            watcher.see(layer[0], *(x.transpose(1, 2) for x in (q, k, v, out)))
-            layer[0] += 1
+            if waiting:
+                first = out[0] if isinstance(out, tuple) else out
+                watcher.see(waiting.pop(), *(x.transpose(1, 2) for x in (q, k, v, first)))
             return out
 
-        hook = model.register_forward_pre_hook(begin, with_kwargs=True)
+        hooks = [model.register_forward_pre_hook(begin, with_kwargs=True)]
+        hooks += [block.self_attn.register_forward_pre_hook(lambda *_, i=i: waiting.append(i))
+                  for i, block in enumerate(model.blocks)]
         causal.attention = attention
         try:
             yield
         finally:
-            hook.remove()
             causal.attention = before
+            for hook in hooks:
+                hook.remove()
 
     return look
 
@@ -184,107 +201,18 @@ def looking(model, causal):
 @torch.no_grad()
 def quietly(pipeline, noise, **options):
     torch.manual_seed(7)  # the loop draws new noise for each step
-    prompts = ["a" * (3 + i) for i in range(len(noise))]
-    with contextlib.redirect_stdout(io.StringIO()):
-        return pipeline.inference(noise=noise, text_prompts=prompts, return_latents=True, **options)[1]
+    prompts = options.pop("text_prompts", ["a" * (3 + i) for i in range(len(noise))])
+    synchronize, torch.cuda.synchronize = torch.cuda.synchronize, lambda: None
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return pipeline.inference(noise=noise, text_prompts=prompts, **{**options, "return_latents": True})
+    finally:
+        torch.cuda.synchronize = synchronize
 
 
-def longlive_loop(clone, dtype=torch.float32, batch=1, seed=1, context_noise=0, frames=FRAMES):
+def longlive_loop(clone, dtype=torch.float32, batch=1, seed=1, context_noise=0, frames=FRAMES, size=SMALL):
     """clone: work tree of NVlabs/LongLive, branch v1.0."""
-    pipeline, causal = clone_pipeline(clone, dtype, seed, context_noise)
-    noise, model = noise_of(batch, frames, dtype), pipeline.generator.model
-    return Loop("LongLive", model, lambda: quietly(pipeline, noise), "current_start= and t= of the model's call",
-                looking(model, causal), official=types.SimpleNamespace(pipeline=pipeline, causal=causal))
-
-
-# --- diffusers --------------------------------------------------------------------------------------------------------
-
-
-class LaterRope(torch.nn.Module):
-    """diffusers' rotary embedding starts at frame 0; this one starts where the loop says."""
-
-    def __init__(self, rope):
-        super().__init__()
-        self.rope, self.start_frame = rope, 0
-
-    def forward(self, hidden_states):
-        s, c, f, h, w = hidden_states.shape
-        whole = self.rope(hidden_states.new_empty(s, c, self.start_frame + f, h, w))
-        return tuple(x[:, self.start_frame * (h // PATCH) * (w // PATCH):] for x in whole)
-
-
-class KeepingProcessor:
-    """Self-attention over the keys of earlier chunks and the chunk's own, as people write it for diffusers."""
-
-    def __init__(self, layer, cache, dispatch, watch):
-        self.layer, self.cache, self.dispatch, self.watch = layer, cache, dispatch, watch
-
-    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, rotary_emb=None):
-        q, k, v = (x.unflatten(-1, (attn.heads, -1)) for x in (
-            attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(hidden_states)), attn.to_v(hidden_states)))
-        angle = torch.atan2(rotary_emb[1][0, :, 0, 1::2], rotary_emb[0][0, :, 0, 0::2])
-        k, v = self.cache.update(self.layer, own.turn(k, angle).to(v.dtype), v)
-        q = own.turn(q, angle).to(v.dtype)
-        out = self.dispatch(q, k, v)
-        for watch in self.watch:
-            watch.see(self.layer, *(x.transpose(1, 2) for x in (q, k, v, out)))
-        return attn.to_out[1](attn.to_out[0](out.flatten(2)))
-
-
-def wan_loop(dtype=torch.float32, batch=1, seed=2, frames=FRAMES, guidance=None):
-    """guidance: None, "calls" (two calls each step) or "batch" (a doubled batch)."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
-    from diffusers.models.attention_dispatch import dispatch_attention_fn
-    from wan_like_models import ChunkCache
-
-    model = WanTransformer3DModel(
-        patch_size=(1, PATCH, PATCH), num_attention_heads=HEADS, attention_head_dim=HEAD_DIM, in_channels=CHANNELS,
-        out_channels=CHANNELS, text_dim=TEXT_DIM, freq_dim=32, ffn_dim=2 * HEADS * HEAD_DIM, num_layers=LAYERS,
-        rope_max_seq_len=64)
-    own.random_weights(model, seed, [block.attn1.norm_q for block in model.blocks], HEAD_DIM)
-    model.to(dtype)
-    plain, model.rope, watchers = [b.attn1.processor for b in model.blocks], LaterRope(model.rope), []
-    noise = noise_of(batch, frames, dtype).transpose(1, 2)
-    text = Text(dtype)(["a" * (3 + i) for i in range(batch)])["prompt_embeds"]
-    other = Text(dtype)(["b" * (30 + i) for i in range(batch)])["prompt_embeds"]
-    texts = dict(calls=[text, other], batch=[torch.cat([text, other])]).get(guidance, [text])
-
-    @torch.no_grad()
-    def run():
-        caches = [ChunkCache(LAYERS, SINKS * FRAME, WINDOW * FRAME, CHUNK * FRAME) for _ in texts]
-        video = torch.zeros_like(noise)
-
-        def call(x, timestep, frame, write):
-            model.rope.start_frame, flows = frame, []
-            for branch, (context, cache) in enumerate(zip(texts, caches)):
-                cache.write = write
-                for layer, block in enumerate(model.blocks):
-                    block.attn1.set_processor(KeepingProcessor(layer, cache, dispatch_attention_fn, watchers))
-                for watcher in watchers:
-                    watcher.tell(start=frame * FRAME, timestep=float(timestep), branch=branch)
-                rows = torch.cat([x, x]) if guidance == "batch" else x
-                out = model(hidden_states=rows, timestep=timestep.expand(len(rows)), encoder_hidden_states=context)
-                flows += out.sample.split(batch)
-            return flows[0] if guidance is None else flows[1] + 3.0 * (flows[0] - flows[1])
-
-        for frame in range(0, frames, CHUNK):
-            scheduler = FlowMatchEulerDiscreteScheduler(shift=5.0)
-            scheduler.set_timesteps(len(STEPS))
-            x = noise[:, :, frame:frame + CHUNK]
-            for timestep in scheduler.timesteps:
-                x = scheduler.step(call(x, timestep, frame, False), timestep, x, return_dict=False)[0]
-            video[:, :, frame:frame + CHUNK] = x
-            call(x, torch.tensor(0.0), frame, True)
-        for block, processor in zip(model.blocks, plain):
-            block.attn1.set_processor(processor)
-        return video
-
-    @contextlib.contextmanager
-    def look(watcher):
-        watchers.append(watcher)
-        try:
-            yield
-        finally:
-            watchers.remove(watcher)
-
-    return Loop("diffusers Wan", model, run, "told by the caller: the model's call has no place", look)
+    pipeline, causal = clone_pipeline(clone, dtype, seed, context_noise, size)
+    noise, model = noise_of(batch, frames, dtype, size), pipeline.generator.model
+    return Loop("LongLive", model, lambda: quietly(pipeline, noise)[1], "current_start= and t= of the model's call",
+                looking(model, causal), size)

@@ -1,0 +1,173 @@
+"""Numbers of continuous video: FlashBlock's released video code, LongLive and diffusers' Wan, on small random models on
+the CPU, against video_reference.py in float64. docs/parity.md has the commands and the results.
+
+python compare_video.py flashblock FLASH_BLOCK LONGLIVE   the official calibration and reusing run
+python compare_video.py tiles LONGLIVE [--true-size]      what the released kernel's border changes
+python compare_video.py wan                               the loop over diffusers' model
+
+FLASH_BLOCK, LONGLIVE: work trees. Needs diffusers, einops and ftfy."""
+
+import argparse
+import json
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import numpy as np  # noqa: E402
+import official_flashblock  # noqa: E402
+import official_video  # noqa: E402
+import official_wan  # noqa: E402
+import torch  # noqa: E402
+import video_reference as reference  # noqa: E402
+
+THRESHOLDS = [(0.85, 0.05), (0.99, 0.3), (0.8, 2.0), (0.999, 0.02)]  # gamma, bound; the first are the released ones
+
+
+def say(**values):
+    print(json.dumps({k: float(f"{v:.2g}") if isinstance(v, float) else v for k, v in values.items()}))
+
+
+def largest(a, b):
+    return float(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max())
+
+
+def compare_flashblock(arguments):
+    for dtype in (torch.float64, torch.float32):
+        official = official_flashblock.FlashBlock(arguments.flash_block, dtype)
+        dense = official.dense()
+        plain = official_video.longlive_loop(arguments.longlive, dtype, batch=len(official.noise)).run()
+        say(compared="video without reuse: LongLive, FlashBlock", type=str(dtype), largest=largest(dense, plain))
+        for gamma, bound in THRESHOLDS:
+            compare_calibration(official, dense, gamma, bound)
+
+
+def compare_calibration(official, dense, gamma, bound):
+    watcher = reference.Watcher()
+    with official.look(watcher):
+        decisions = official.calibrate(gamma, bound)
+    expected = reference.calibrate(watcher.passes, gamma=gamma, bound=bound)
+    cos = lse = 0.0
+    for start, step, layer, *values, mask in decisions:
+        entry = expected[layer, step]
+        starts = [next(p.start for p in watcher.passes if p.chunk == chunk) for chunk in entry["chunk"]]
+        of_chunk = {name: x[starts.index(start)] for name, x in entry["of_chunk"].items()}
+        cos, lse = max(cos, largest(values[0], of_chunk["cos"])), max(lse, largest(values[1], of_chunk["lse"]))
+        assert np.array_equal(mask, of_chunk["mask"]), f"provisional mask of layer {layer}, step {step}, token {start}"
+    assert len(decisions) == sum(len(entry["chunk"]) for entry in expected.values())
+    final = official.final()
+    assert final.keys() == expected.keys()
+    for key, entry in expected.items():
+        assert np.array_equal(final[key]["mask"], entry["mask"]), f"mask of layer and step {key}"
+    say(compared="calibration", gamma=gamma, bound=bound, provisional=len(decisions) * len(final[0, 1]["mask"]),
+        provisional_cos=cos, provisional_lse=lse, masks=sum(len(x["mask"]) for x in final.values()),
+        recomputing=int(sum(x["mask"].sum() for x in final.values())),
+        nearest_threshold=float(reference.margin(expected, gamma, bound)),
+        **{name: max(largest(final[key][name], expected[key][name]) for key in final)
+           for name in ("cos", "lse", "cos_in")})
+    watcher = reference.Watcher()
+    with official.look(watcher):
+        video = official.reuse()
+    reuse, worst, count = reference.Reuse({key: entry["mask"] for key, entry in expected.items()}), 0.0, 0
+    for one in watcher.passes:
+        for layer, (q, k, v, out) in one.calls.items():
+            if k.shape[2] > q.shape[2]:
+                merged = reuse.merged(layer, one.step, *reference.parts(q, k, v))
+                worst, count = max(worst, largest(out, merged) / np.abs(merged).max()), count + 1
+    say(compared="reusing run", attentions=count, output=worst, video_from_dense=largest(video, dense))
+
+
+# --- the kernel's border ----------------------------------------------------------------------------------------------
+
+
+class Border(reference.Watcher):
+    """Calibrates with the exact border and with that of a kernel whose tiles have `tile` keys. Nothing is kept of a
+    pass. errors: relative L2 of the output where every head reuses step 0's pair, for both, and the chunk's late rows
+    by themselves."""
+
+    def __init__(self, tile):
+        super().__init__()
+        self.tile, self.late, self.errors = tile, {}, {"exact": [], "tile": []}
+        self.calibrations = {name: reference.Calibration() for name in self.errors}
+        self.reuses = {name: reference.Reuse({}) for name in self.errors}
+
+    def see(self, layer, q, k, v, _):
+        one = self.passes[-1]
+        if k.shape[2] == q.shape[2]:
+            return
+        q, k, v = (x.double().numpy() for x in (q, k, v))
+        late = reference.tile_late(k.shape[2], q.shape[2], self.tile)
+        self.late[k.shape[2]] = late
+        for name, tokens in (("exact", 0), ("tile", late)):
+            out, inside = reference.parts(q, k, v, tokens)
+            self.calibrations[name].add(one, layer, out, inside)
+            if one.step == 0:
+                self.reuses[name].merged(layer, 0, out, inside)
+            else:
+                full, got = reference.merge(out, inside), reference.merge(self.reuses[name].kept[layer], inside)
+                error = np.linalg.norm(got - full, axis=(0, 2, 3)) / np.linalg.norm(full, axis=(0, 2, 3))
+                self.errors[name].append(error)
+
+
+def compare_tiles(arguments):
+    size, tile = official_video.Size(layers=2, height=26, width=30), 8  # an eighth of a frame and of a tile
+    if arguments.true_size:
+        size, tile = official_video.Size(1, 2, 128, 60, 104, sharp=(0.1, 1.0)), 64
+    border = Border(tile)
+    loop = official_video.longlive_loop(arguments.longlive, size=size)
+    with loop.look(border):
+        loop.run()
+    exact, tiles = (border.calibrations[name].result() for name in ("exact", "tile"))
+    chunk = official_video.CHUNK * size.frame
+    say(compared="border", chunk=chunk, tile=tile, late={str(n - chunk): late for n, late in border.late.items()})
+    for key in exact:
+        a, b = exact[key], tiles[key]
+        say(layer=key[0], step=key[1], cos=a["cos"].round(6).tolist(), cos_tile=b["cos"].round(6).tolist(),
+            lse=a["lse"].round(6).tolist(), lse_tile=b["lse"].round(6).tolist(), recompute=a["mask"].tolist(),
+            masks_differ=int((a["mask"] != b["mask"]).sum()),
+            provisional_differ=int((a["of_chunk"]["mask"] != b["of_chunk"]["mask"]).sum()))
+    for name in ("cos", "lse"):
+        say(largest_difference=name, final=max(largest(exact[k][name], tiles[k][name]) for k in exact),
+            provisional=max(largest(exact[k]["of_chunk"][name], tiles[k]["of_chunk"][name]) for k in exact))
+    for name, errors in border.errors.items():
+        say(error_if_all_reuse=name, heads=np.sqrt(np.mean(np.square(errors), 0)).round(6).tolist())
+
+
+# --- diffusers --------------------------------------------------------------------------------------------------------
+
+
+def compare_wan(_):
+    for dtype in (torch.float64, torch.float32):
+        for guidance in (None, "calls", "batch"):
+            loop = official_wan.wan_loop(dtype, guidance=guidance)
+            watcher, plain = reference.Watcher(), loop.run()
+            with loop.look(watcher):
+                assert torch.equal(plain, loop.run())
+            worst = max(largest(out, reference.attention(q, k, v)[0]) / np.abs(out).max()
+                        for one in watcher.passes for q, k, v, out in one.calls.values())
+            first = official_wan.wan_loop(dtype, guidance=guidance, frames=official_video.CHUNK)
+            stock = official_wan.wan_loop(dtype, guidance=guidance, frames=official_video.CHUNK, stock=True)
+            say(loop=loop.name, type=str(dtype), guidance=str(guidance), passes=len(watcher.passes), attention=worst,
+                first_chunk_with_stock_processor=largest(first.run(), stock.run()))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    flashblock = commands.add_parser("flashblock")
+    flashblock.add_argument("flash_block", type=pathlib.Path)
+    flashblock.add_argument("longlive", type=pathlib.Path)
+    flashblock.set_defaults(run=compare_flashblock)
+    tiles = commands.add_parser("tiles")
+    tiles.add_argument("longlive", type=pathlib.Path)
+    tiles.add_argument("--true-size", action="store_true")
+    tiles.set_defaults(run=compare_tiles)
+    commands.add_parser("wan").set_defaults(run=compare_wan)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()
