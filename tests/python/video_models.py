@@ -206,7 +206,13 @@ class CausalVideoModel(nn.Module):
         self.head = nn.Linear(shape.dim, shape.channels)
         random_weights(self, seed, [block.self_attn.norm_q for block in self.blocks], shape.head_dim)
 
-    def forward(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0, cache_start=None):
+    def forward(self, *args, **kwargs):
+        """Names no argument, as LongLive's."""
+        assert kwargs.get("kv_cache") is not None
+        return self._forward_inference(*args, **kwargs)
+
+    def _forward_inference(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0,
+                           cache_start=None):
         """x [S, C, F, h, w], t [S, F], context [S, text, text_dim] -> flow like x. seq_len, cache_start: unused."""
         frames = x.shape[2]
         y = self.patch_embedding(x).flatten(2).transpose(1, 2)
