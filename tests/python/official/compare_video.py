@@ -2,7 +2,7 @@
 the CPU, against video_reference.py in float64. docs/parity.md has the commands and the results.
 
 python compare_video.py flashblock FLASH_BLOCK LONGLIVE   the official calibration and reusing run
-python compare_video.py tiles LONGLIVE [--true-size]      what the released kernel's border changes
+python compare_video.py kernel LONGLIVE [--true-size]     what the released kernel's border and precision change
 python compare_video.py wan                               the loop over diffusers' model
 
 FLASH_BLOCK, LONGLIVE: work trees. Needs diffusers, einops and ftfy."""
@@ -65,7 +65,8 @@ def compare_calibration(official, dense, gamma, bound):
         assert np.array_equal(final[key]["mask"], entry["mask"]), f"mask of layer and step {key}"
     means = {name: max(largest(final[key][name], expected[key][name]) for key in final)
              for name in ("cos", "lse", "cos_in")}
-    assert all(value <= ALLOWED[name] for name, value in [("cos", cos), ("lse", lse), *means.items()]), (cos, lse, means)
+    for name, value in [("cos", cos), ("lse", lse), *means.items()]:
+        assert value <= ALLOWED[name], (name, value)
     say(compared="calibration", gamma=gamma, bound=bound, provisional=len(decisions) * len(final[0, 1]["mask"]),
         provisional_cos=cos, provisional_lse=lse, masks=sum(len(x["mask"]) for x in final.values()),
         recomputing=int(sum(x["mask"].sum() for x in final.values())),
@@ -83,58 +84,66 @@ def compare_calibration(official, dense, gamma, bound):
     say(compared="reusing run", attentions=count, output=worst, video_from_dense=largest(video, dense))
 
 
-# --- the kernel's border ----------------------------------------------------------------------------------------------
+# --- the kernel's border and precision --------------------------------------------------------------------------------
 
 
-class Border(reference.Watcher):
-    """Calibrates with the exact border and with that of a kernel whose tiles have `tile` keys. Nothing is kept of a
-    pass. errors: squared relative L2 of the output where every head reuses step 0's pair, for both."""
+def rounded(pair):
+    return [torch.from_numpy(x).bfloat16().double().numpy() for x in pair]
+
+
+class Released(reference.Watcher):
+    """Calibrates with the exact border and pair, with the border of a kernel whose tiles have `tile` keys, and with
+    A_out and L_out in bfloat16, as the released calibration has them. Nothing is kept of a pass. errors: squared
+    relative L2 of the output where every head reuses step 0's pair."""
 
     def __init__(self, tile):
         super().__init__()
-        self.tile, self.late, self.errors = tile, {}, {"exact": [], "tile": []}
-        self.calibrations = {name: reference.Calibration() for name in self.errors}
-        self.reuses = {name: reference.Reuse({}) for name in self.errors}
+        self.tile, self.late, names = tile, {}, ("exact", "tile", "bfloat16")
+        self.calibrations = {name: reference.Calibration() for name in names}
+        self.reuses, self.errors = {name: reference.Reuse({}) for name in names}, {name: [] for name in names}
 
     def see(self, layer, q, k, v, _):
-        one = self.passes[-1]
         if k.shape[2] == q.shape[2]:
             return
-        q, k, v = (x.double().numpy() for x in (q, k, v))
-        late = reference.tile_late(k.shape[2], q.shape[2], self.tile)
-        self.late[k.shape[2]] = late
-        for name, tokens in (("exact", 0), ("tile", late)):
-            out, inside = reference.parts(q, k, v, tokens)
+        one, (q, k, v) = self.passes[-1], (x.double().numpy() for x in (q, k, v))
+        late = self.late[k.shape[2] - q.shape[2]] = reference.tile_late(k.shape[2], q.shape[2], self.tile)
+        exact = reference.parts(q, k, v)
+        full = reference.merge(*exact)
+        cases = dict(exact=exact, tile=reference.parts(q, k, v, late), bfloat16=(rounded(exact[0]), exact[1]))
+        for name, (out, inside) in cases.items():
             self.calibrations[name].add(one, layer, out, inside)
             if one.step == 0:
                 self.reuses[name].merged(layer, 0, out, inside)
             else:
-                full, got = reference.merge(out, inside), reference.merge(self.reuses[name].kept[layer], inside)
+                got = reference.merge(self.reuses[name].kept[layer], inside)
                 squares = [np.square(x).sum((0, 2, 3)) for x in (got - full, full)]
                 self.errors[name].append(squares[0] / squares[1])
 
 
-def compare_tiles(arguments):
+def compare_kernel(arguments):
     size, tile = official_video.Size(layers=2, height=26, width=30), 8  # an eighth of a frame and of a tile
     if arguments.true_size:
-        size, tile = official_video.Size(1, 2, 128, 60, 104, sharp=(0.1, 1.0)), 64
-    border = Border(tile)
+        size, tile = official_video.Size(1, 2, 128, 60, 104, sharp=(0.1, 1.0)), reference.TILE
+    released = Released(tile)
     loop = official_video.longlive_loop(arguments.longlive, size=size)
-    with loop.look(border):
+    with loop.look(released):
         loop.run()
-    exact, tiles = (border.calibrations[name].result() for name in ("exact", "tile"))
-    chunk = official_video.CHUNK * size.frame
-    say(compared="border", chunk=chunk, tile=tile, late={str(n - chunk): late for n, late in border.late.items()})
-    for key in exact:
-        a, b = exact[key], tiles[key]
-        say(layer=key[0], step=key[1], cos=a["cos"].round(6).tolist(), cos_tile=b["cos"].round(6).tolist(),
-            lse=a["lse"].round(6).tolist(), lse_tile=b["lse"].round(6).tolist(), recompute=a["mask"].tolist(),
-            masks_differ=int((a["mask"] != b["mask"]).sum()),
-            provisional_differ=int((a["of_chunk"]["mask"] != b["of_chunk"]["mask"]).sum()))
-    for name in ("cos", "lse"):
-        say(largest_difference=name, final=max(largest(exact[k][name], tiles[k][name]) for k in exact),
-            provisional=max(largest(exact[k]["of_chunk"][name], tiles[k]["of_chunk"][name]) for k in exact))
-    for name, errors in border.errors.items():
+    say(compared="border", chunk=official_video.CHUNK * size.frame, tile=tile, late=released.late)
+    exact, *others = ((name, calibration.result()) for name, calibration in released.calibrations.items())
+    for key, entry in exact[1].items():
+        say(layer=key[0], step=key[1], recompute=entry["mask"].tolist(), **{
+            f"{name} {of}": found[key][name].round(6).tolist() for of, found in (exact, *others)
+            for name in ("cos", "lse")})
+    for of, found in others:
+        pairs = [(entry, found[key]) for key, entry in exact[1].items()]
+        chunks = [(a["of_chunk"], b["of_chunk"]) for a, b in pairs]
+        say(of=of, **{f"{kind} {name}": max(largest(a[name], b[name]) for a, b in both)
+                      for kind, both in (("mean", pairs), ("provisional", chunks)) for name in ("cos", "lse")},
+            masks=sum(a["mask"].size for a, _ in pairs), masks_differ=sum(int((a["mask"] != b["mask"]).sum())
+                                                                          for a, b in pairs),
+            provisional=sum(a["mask"].size for a, _ in chunks),
+            provisional_differ=sum(int((a["mask"] != b["mask"]).sum()) for a, b in chunks))
+    for name, errors in released.errors.items():
         say(error_if_all_reuse=name, heads=np.sqrt(np.mean(errors, 0)).round(6).tolist())
 
 
@@ -163,10 +172,10 @@ def main():
     flashblock.add_argument("flash_block", type=pathlib.Path)
     flashblock.add_argument("longlive", type=pathlib.Path)
     flashblock.set_defaults(run=compare_flashblock)
-    tiles = commands.add_parser("tiles")
-    tiles.add_argument("longlive", type=pathlib.Path)
-    tiles.add_argument("--true-size", action="store_true")
-    tiles.set_defaults(run=compare_tiles)
+    kernel = commands.add_parser("kernel")
+    kernel.add_argument("longlive", type=pathlib.Path)
+    kernel.add_argument("--true-size", action="store_true")
+    kernel.set_defaults(run=compare_kernel)
     commands.add_parser("wan").set_defaults(run=compare_wan)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
