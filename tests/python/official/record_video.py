@@ -1,0 +1,150 @@
+"""blockscope.record() and `blockscope calibrate` over LongLive's loop and over diffusers' Wan on small random models,
+against video_reference.py in float64, which compare_video.py compares with FlashBlock's released calibration.
+
+python record_video.py longlive LONGLIVE    or    python record_video.py wan
+
+LONGLIVE: a work tree. Set BLOCKSCOPE_BINARY if `blockscope` isn't in PATH. docs/parity.md has the results."""
+
+import argparse
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import compare_video  # noqa: E402
+import h5py  # noqa: E402
+import numpy as np  # noqa: E402
+import official_video  # noqa: E402
+import official_wan  # noqa: E402
+import torch  # noqa: E402
+import video_reference as reference  # noqa: E402
+
+import blockscope  # noqa: E402
+
+ALLOWED = 1e-5  # of an array's largest value, at least 1
+ARRAYS = ("external", "lse_external", "internal", "lse_internal")
+
+
+def record(loop, path, tell, rows=None, **options):
+    """The loop's passes by our own observer, and a trace of the same run."""
+    watcher, block = reference.Watcher(), official_video.CHUNK * loop.size.frame
+    with blockscope.record(loop.model, path, level="outputs", array_type="f32", block_length=block, rows=rows or block,
+                           sinks=official_video.SINKS * loop.size.frame, force=True, **options) as recording:
+        if tell:
+            before, watcher.tell = watcher.tell, lambda **place: (before(**place), recording.step(
+                start=place["start"], timestep=place["timestep"]))
+        with loop.look(watcher):
+            video = loop.run()
+    assert torch.equal(video, loop.run())  # the recording changes nothing
+    return watcher
+
+
+def compare_arrays(path, watcher, slots):
+    """The largest difference of each array, relative to its largest value, at least 1."""
+    worst, rows = dict.fromkeys((*ARRAYS, "query"), 0.0), 0
+    with h5py.File(path) as file:
+        count = int(file["steps/committed"][0])
+        names = {name: file["query/query" if name == "query" else f"attention/{name}"] for name in worst}
+        of = {name: file[f"steps/{name}"][:count] for name in ("block", "step", "kind", "sequence", "timestep",
+                                                                "block_start", "context_length")}
+        for row in range(count):
+            one = next(p for p in watcher.passes if (p.chunk, p.step) == (of["block"][row], of["step"][row] - 1))
+            assert of["kind"][row] == (2 if one.timestep == 0 else 1) and of["block_start"][row] == one.start
+            assert of["timestep"][row] == np.float32(one.timestep)
+            slot, rows = slots[of["sequence"][row]], rows + 1
+            for layer, (q, k, v, _) in one.calls.items():
+                assert of["context_length"][row] == k.shape[2] - q.shape[2]
+                (out, lse), (inside, lse_in) = reference.parts(*(x[slot:slot + 1] for x in (q, k, v)))
+                for name, value in zip((*ARRAYS, "query"), (out, lse, inside, lse_in, q[slot:slot + 1])):
+                    got = names[name][row, layer].astype(np.float64)
+                    if name in ARRAYS[:2] and k.shape[2] == q.shape[2]:
+                        assert not np.nan_to_num(got, neginf=0.0).any()  # the first chunk has no history
+                        continue
+                    worst[name] = max(worst[name], np.abs(got - value[0]).max() / max(1.0, np.abs(value).max()))
+    assert rows == len(watcher.passes) * len(slots)
+    for name, value in worst.items():
+        assert value <= ALLOWED, (name, value)
+    return dict(rows=rows, **worst)
+
+
+def of_row(passes, row):
+    return [reference.Pass(p.start, p.timestep, p.chunk, p.step, p.branch, {
+        layer: tuple(x[row:row + 1] for x in tensors) for layer, tensors in p.calls.items()}) for p in passes]
+
+
+def expected_of(watcher, slots, gamma, bound):
+    """(layer, step) -> cos, lse, mask: each sequence has its own kept pair, and the means are over all chunks."""
+    each = [reference.calibrate(of_row(watcher.passes, row), gamma=gamma, bound=bound) for row in slots]
+    means = {key: {name: np.mean([one[key][name] for one in each], 0) for name in ("cos", "lse")} for key in each[0]}
+    for entry in means.values():
+        entry["mask"] = reference.recompute(entry["cos"], entry["lse"], gamma, bound)
+    near = min(min(np.abs(entry["cos"] - gamma).min(), np.abs(entry["lse"] - bound).min())
+               for one in each for found in [*one.values(), *means.values()] for entry in (found, found.get("of_chunk"))
+               if entry)
+    return means, float(near)
+
+
+def calibrate(path, gamma, bound):
+    """(layer, step) -> cos, lse, mask, from the file that the command writes."""
+    written = path.with_suffix(".json")
+    subprocess.run([os.environ.get("BLOCKSCOPE_BINARY", "blockscope"), "calibrate", path, "--reference", "kept",
+                    "--provisional", "--by-step", "--gamma", str(gamma), "--lse-bound", str(bound), "-o", written,
+                    "--force", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    found = json.loads(written.read_text())
+    assert [r[0] for r in found["step_ranges"]] == [1, 3, 4, 5]  # step 1 never reuses and joins the next range
+    arrays = {name: np.array(found[key]) for name, key in (("cos", "similarity"), ("lse", "lse_drift"),
+                                                           ("reuse", "reuse"))}
+    return {(layer, step): dict(cos=arrays["cos"][step - 1, layer], lse=arrays["lse"][step - 1, layer],
+                                mask=~arrays["reuse"][step - 1, layer])
+            for step in range(1, 5) for layer in range(arrays["cos"].shape[1])}
+
+
+def compare(loop, folder, tell, batch, **options):
+    path, few = folder / "run.h5", folder / "few.h5"
+    watcher = record(loop, path, tell, **options)
+    record(loop, few, tell, rows=7, **options)  # statistics are of all rows all the same
+    slots = list(range(batch))
+    compare_video.say(loop=loop.name, batch=batch, compared="trace", **compare_arrays(path, watcher, slots))
+    for gamma, bound in compare_video.THRESHOLDS:
+        expected, near = expected_of(watcher, slots, gamma, bound)
+        official = reference.calibrate(watcher.passes, gamma=gamma, bound=bound)  # one kept pair for the whole batch
+        got = calibrate(path, gamma, bound)
+        assert all(np.array_equal(entry[name], got[key][name]) for key, entry in calibrate(few, gamma, bound).items()
+                   for name in entry)
+        assert got.keys() == expected.keys()
+        differences = {name: max(compare_video.largest(got[key][name], expected[key][name]) for key in got)
+                       for name in ("cos", "lse")}
+        masks = sum(int((got[key]["mask"] != expected[key]["mask"]).sum()) for key in got)
+        compare_video.say(
+            loop=loop.name, batch=batch, compared="calibrate", gamma=gamma, bound=bound, **differences,
+            masks=sum(x["mask"].size for x in got.values()), masks_differ=masks, nearest_threshold=near,
+            recomputing=int(sum(x["mask"].sum() for x in expected.values())), from_pair_of_batch=max(
+                compare_video.largest(official[key][name], expected[key][name]) for key in got
+                for name in ("cos", "lse")),
+            masks_differ_from_batch=sum(int((official[key]["mask"] != got[key]["mask"]).sum()) for key in got))
+        assert masks == 0 and max(differences.values()) <= ALLOWED, (masks, differences)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loop", choices=["longlive", "wan"])
+    parser.add_argument("clone", type=pathlib.Path, nargs="?")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for batch in (1, 2):
+            wan = arguments.loop == "wan"
+            loop = (official_wan.wan_loop if wan else functools.partial(official_video.longlive_loop, arguments.clone))(
+                batch=batch)
+            options = dict(decoder_layers=loop.model.blocks) if wan else {}  # three layers, as many as in a feed-forward
+            compare(loop, pathlib.Path(folder), wan, batch, **options)
+
+
+if __name__ == "__main__":
+    main()
