@@ -6,7 +6,6 @@ python record_video.py longlive LONGLIVE    or    python record_video.py wan
 LONGLIVE: a work tree. Set BLOCKSCOPE_BINARY if `blockscope` isn't in PATH. docs/parity.md has the results."""
 
 import argparse
-import functools
 import json
 import os
 import pathlib
@@ -73,14 +72,14 @@ def compare_arrays(path, watcher, slots):
     return dict(rows=rows, **worst)
 
 
-def of_row(passes, row):
+def of_rows(passes, rows):
     return [reference.Pass(p.start, p.timestep, p.chunk, p.step, p.branch, {
-        layer: tuple(x[row:row + 1] for x in tensors) for layer, tensors in p.calls.items()}) for p in passes]
+        layer: tuple(x[rows] for x in tensors) for layer, tensors in p.calls.items()}) for p in passes]
 
 
 def expected_of(watcher, slots, gamma, bound):
     """(layer, step) -> cos, lse, mask: each sequence has its own kept pair, and the means are over all chunks."""
-    each = [reference.calibrate(of_row(watcher.passes, row), gamma=gamma, bound=bound) for row in slots]
+    each = [reference.calibrate(of_rows(watcher.passes, [row]), gamma=gamma, bound=bound) for row in slots]
     means = {key: {name: np.mean([one[key][name] for one in each], 0) for name in ("cos", "lse")} for key in each[0]}
     for entry in means.values():
         entry["mask"] = reference.recompute(entry["cos"], entry["lse"], gamma, bound)
@@ -105,15 +104,17 @@ def calibrate(path, gamma, bound):
             for step in range(1, 5) for layer in range(arrays["cos"].shape[1])}
 
 
-def compare(loop, folder, tell, batch, **options):
+def compare(loop, folder, tell, slots, **options):
+    """slots: rows of the batch that are recorded, in their order."""
     path, few = folder / "run.h5", folder / "few.h5"
     watcher = record(loop, path, tell, **options)
     record(loop, few, tell, rows=7, **options)  # statistics are of all rows all the same
-    slots = list(range(batch))
+    batch = len(slots)
     compare_video.say(loop=loop.name, batch=batch, compared="trace", **compare_arrays(path, watcher, slots))
     for gamma, bound in compare_video.THRESHOLDS:
         expected, near = expected_of(watcher, slots, gamma, bound)
-        official = reference.calibrate(watcher.passes, gamma=gamma, bound=bound)  # one kept pair for the whole batch
+        of_batch = of_rows(watcher.passes, slots)  # the released code has one kept pair for the whole batch
+        official = reference.calibrate(of_batch, gamma=gamma, bound=bound)
         got = calibrate(path, gamma, bound)
         assert all(np.array_equal(entry[name], got[key][name]) for key, entry in calibrate(few, gamma, bound).items()
                    for name in entry)
@@ -138,12 +139,15 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        for batch in (1, 2):
-            wan = arguments.loop == "wan"
-            loop = (official_wan.wan_loop if wan else functools.partial(official_video.longlive_loop, arguments.clone))(
-                batch=batch)
-            options = dict(decoder_layers=loop.model.blocks) if wan else {}  # three layers, as many as in a feed-forward
-            compare(loop, pathlib.Path(folder), wan, batch, **options)
+        folder = pathlib.Path(folder)
+        if arguments.loop == "longlive":
+            for batch in (1, 2):
+                compare(official_video.longlive_loop(arguments.clone, batch=batch), folder, False, list(range(batch)))
+            return
+        for batch, guidance in ((1, None), (2, None), (1, "batch")):
+            loop = official_wan.wan_loop(batch=batch, guidance=guidance)
+            options = dict(batch_rows=[0]) if guidance else {}
+            compare(loop, folder, True, list(range(batch)), decoder_layers=loop.model.blocks, **options)
 
 
 if __name__ == "__main__":
