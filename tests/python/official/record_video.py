@@ -6,6 +6,7 @@ python record_video.py longlive LONGLIVE    or    python record_video.py wan
 LONGLIVE: a work tree. Set BLOCKSCOPE_BINARY if `blockscope` isn't in PATH. docs/parity.md has the results."""
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -30,21 +31,22 @@ ALLOWED = 1e-5  # of an array's largest value, at least 1
 ARRAYS = ("external", "lse_external", "internal", "lse_internal")
 
 
-def record(loop, path, tell, rows=None, **options):
-    """The loop's passes by our own observer, and a trace of the same run."""
+def record(loop, path, step=None, rows=None, **options):
+    """The loop's passes by our own observer, and a trace of the same run. step: the arguments of run.step() before each
+    pass, for a loop whose calls don't tell them."""
     watcher, block = reference.Watcher(), official_video.CHUNK * loop.size.frame
     with blockscope.record(loop.model, path, level="outputs", array_type="f32", block_length=block, rows=rows or block,
                            sinks=official_video.SINKS * loop.size.frame, force=True, **options) as recording:
-        if tell:
+        if step:
             before, watcher.tell = watcher.tell, lambda **place: (before(**place), recording.step(
-                start=place["start"], timestep=place["timestep"]))
+                **{name: place[name] for name in step}))
         with loop.look(watcher):
             video = loop.run()
     assert torch.equal(video, loop.run())  # the recording changes nothing
     return watcher
 
 
-def compare_arrays(path, watcher, slots):
+def compare_arrays(path, watcher, sequences):
     """The largest difference of each array, relative to its largest value, at least 1."""
     worst, rows = dict.fromkeys((*ARRAYS, "query"), 0.0), 0
     with h5py.File(path) as file:
@@ -53,10 +55,11 @@ def compare_arrays(path, watcher, slots):
         of = {name: file[f"steps/{name}"][:count] for name in ("block", "step", "kind", "sequence", "timestep",
                                                                 "block_start", "context_length")}
         for row in range(count):
-            one = next(p for p in watcher.passes if (p.chunk, p.step) == (of["block"][row], of["step"][row] - 1))
+            branch, slot = sequences[of["sequence"][row]]
+            one = next(p for p in watcher.of(branch) if (p.chunk, p.step) == (of["block"][row], of["step"][row] - 1))
             assert of["kind"][row] == (2 if one.timestep == 0 else 1) and of["block_start"][row] == one.start
             assert of["timestep"][row] == np.float32(one.timestep)
-            slot, rows = slots[of["sequence"][row]], rows + 1
+            rows += 1
             for layer, (q, k, v, _) in one.calls.items():
                 assert of["context_length"][row] == k.shape[2] - q.shape[2]
                 (out, lse), (inside, lse_in) = reference.parts(*(x[slot:slot + 1] for x in (q, k, v)))
@@ -66,26 +69,25 @@ def compare_arrays(path, watcher, slots):
                         assert not np.nan_to_num(got, neginf=0.0).any()  # the first chunk has no history
                         continue
                     worst[name] = max(worst[name], np.abs(got - value[0]).max() / max(1.0, np.abs(value).max()))
-    assert rows == len(watcher.passes) * len(slots)
+    assert rows == sum(len(watcher.of(branch)) for branch, _ in sequences)
     for name, value in worst.items():
         assert value <= ALLOWED, (name, value)
     return dict(rows=rows, **worst)
 
 
-def of_rows(passes, rows):
-    return [reference.Pass(p.start, p.timestep, p.chunk, p.step, p.branch, {
-        layer: tuple(x[rows] for x in tensors) for layer, tensors in p.calls.items()}) for p in passes]
-
-
-def expected_of(watcher, slots, gamma, bound):
-    """(layer, step) -> cos, lse, mask: each sequence has its own kept pair, and the means are over all chunks."""
-    each = [reference.calibrate(of_rows(watcher.passes, [row]), gamma=gamma, bound=bound) for row in slots]
-    means = {key: {name: np.mean([one[key][name] for one in each], 0) for name in ("cos", "lse")} for key in each[0]}
-    for entry in means.values():
-        entry["mask"] = reference.recompute(entry["cos"], entry["lse"], gamma, bound)
-    near = min(min(np.abs(entry["cos"] - gamma).min(), np.abs(entry["lse"] - bound).min())
-               for one in each for found in [*one.values(), *means.values()] for entry in (found, found.get("of_chunk"))
-               if entry)
+def expected_of(watcher, sequences, gamma, bound):
+    """(layer, step) -> cos, lse, mask, as the released code: one kept pair for all videos of a pass. Branches have
+    passes of their own; the means are over their chunks together. And the smallest distance from a threshold."""
+    each = []
+    for branch in sorted({branch for branch, _ in sequences}):
+        slots = [slot for of, slot in sequences if of == branch]
+        each.append(reference.calibrate([dataclasses.replace(p, calls={
+            layer: tuple(x[slots] for x in tensors) for layer, tensors in p.calls.items()})
+            for p in watcher.of(branch)], gamma=gamma, bound=bound))
+    near, means = min(reference.margin(one, gamma, bound) for one in each), {}
+    for key in each[0]:
+        cos, lse = (np.mean([one[key][name] for one in each], 0) for name in ("cos", "lse"))
+        means[key] = dict(cos=cos, lse=lse, mask=reference.recompute(cos, lse, gamma, bound))
     return means, float(near)
 
 
@@ -104,31 +106,25 @@ def calibrate(path, gamma, bound):
             for step in range(1, 5) for layer in range(arrays["cos"].shape[1])}
 
 
-def compare(loop, folder, tell, slots, **options):
-    """slots: rows of the batch that are recorded, in their order."""
+def compare(name, loop, folder, sequences, **options):
+    """sequences: branch and row of the batch of each recorded video."""
     path, few = folder / "run.h5", folder / "few.h5"
-    watcher = record(loop, path, tell, **options)
-    record(loop, few, tell, rows=7, **options)  # statistics are of all rows all the same
-    batch = len(slots)
-    compare_video.say(loop=loop.name, batch=batch, compared="trace", **compare_arrays(path, watcher, slots))
+    watcher = record(loop, path, **options)
+    record(loop, few, rows=7, **options)  # statistics are of all rows all the same
+    compare_video.say(loop=name, compared="trace", **compare_arrays(path, watcher, sequences))
     for gamma, bound in compare_video.THRESHOLDS:
-        expected, near = expected_of(watcher, slots, gamma, bound)
-        of_batch = of_rows(watcher.passes, slots)  # the released code has one kept pair for the whole batch
-        official = reference.calibrate(of_batch, gamma=gamma, bound=bound)
+        expected, near = expected_of(watcher, sequences, gamma, bound)
         got = calibrate(path, gamma, bound)
-        assert all(np.array_equal(entry[name], got[key][name]) for key, entry in calibrate(few, gamma, bound).items()
-                   for name in entry)
+        assert all(np.array_equal(entry[of], got[key][of]) for key, entry in calibrate(few, gamma, bound).items()
+                   for of in entry)
         assert got.keys() == expected.keys()
-        differences = {name: max(compare_video.largest(got[key][name], expected[key][name]) for key in got)
-                       for name in ("cos", "lse")}
+        differences = {of: max(compare_video.largest(got[key][of], expected[key][of]) for key in got)
+                       for of in ("cos", "lse")}
         masks = sum(int((got[key]["mask"] != expected[key]["mask"]).sum()) for key in got)
         compare_video.say(
-            loop=loop.name, batch=batch, compared="calibrate", gamma=gamma, bound=bound, **differences,
+            loop=name, compared="calibrate", gamma=gamma, bound=bound, **differences,
             masks=sum(x["mask"].size for x in got.values()), masks_differ=masks, nearest_threshold=near,
-            recomputing=int(sum(x["mask"].sum() for x in expected.values())), from_pair_of_batch=max(
-                compare_video.largest(official[key][name], expected[key][name]) for key in got
-                for name in ("cos", "lse")),
-            masks_differ_from_batch=sum(int((official[key]["mask"] != got[key]["mask"]).sum()) for key in got))
+            recomputing=int(sum(x["mask"].sum() for x in expected.values())))
         assert masks == 0 and max(differences.values()) <= ALLOWED, (masks, differences)
 
 
@@ -140,14 +136,19 @@ def main():
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        if arguments.loop == "longlive":
-            for batch in (1, 2):
-                compare(official_video.longlive_loop(arguments.clone, batch=batch), folder, False, list(range(batch)))
-            return
-        for batch, guidance in ((1, None), (2, None), (1, "batch")):
-            loop = official_wan.wan_loop(batch=batch, guidance=guidance)
-            options = dict(batch_rows=[0]) if guidance else {}
-            compare(loop, folder, True, list(range(batch)), decoder_layers=loop.model.blocks, **options)
+        for batch in (1, 2):
+            videos = [(0, slot) for slot in range(batch)]
+            if arguments.loop == "longlive":
+                loop = official_video.longlive_loop(arguments.clone, batch=batch)
+                compare(f"LongLive, {batch} videos", loop, folder, videos)
+                continue
+            both = [*videos, *((1, slot) for _, slot in videos)]
+            for guidance, recorded, options in (
+                    (None, videos, {}), ("batch", videos, dict(batch_rows=list(range(batch)))),
+                    ("calls", both, dict(step=("start", "timestep", "branch")))):
+                loop = official_wan.wan_loop(batch=batch, guidance=guidance)
+                compare(f"diffusers' Wan, {batch} videos, guidance {guidance}", loop, folder, recorded,
+                        **dict(step=("start", "timestep"), decoder_layers=loop.model.blocks) | options)
 
 
 if __name__ == "__main__":
