@@ -141,6 +141,9 @@ def main():
             if arguments.loop == "longlive":
                 loop = official_video.longlive_loop(arguments.clone, batch=batch)
                 compare(f"LongLive, {batch} videos", loop, folder, videos)
+                if batch == 1:
+                    loop = official_video.longlive_loop(arguments.clone, infinite=True)
+                    compare("LongLive, infinite attention", loop, folder, videos)
                 continue
             both = [*videos, *((1, slot) for _, slot in videos)]
             for guidance, recorded, options in (
