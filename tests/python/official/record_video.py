@@ -1,5 +1,5 @@
 """blockscope.record() and `blockscope calibrate` over LongLive's loop and over diffusers' Wan on small random models,
-against video_reference.py in float64, which compare_video.py compares with FlashBlock's released calibration.
+against video_calibration.py in float64, which compare_video.py compares with FlashBlock's released calibration.
 
 python record_video.py longlive LONGLIVE    or    python record_video.py wan
 
@@ -23,7 +23,7 @@ import numpy as np  # noqa: E402
 import official_video  # noqa: E402
 import official_wan  # noqa: E402
 import torch  # noqa: E402
-import video_reference as reference  # noqa: E402
+import video_calibration as reference  # noqa: E402
 
 import blockscope  # noqa: E402
 
