@@ -39,6 +39,9 @@ Needs CalibrationMetric::begin_trace(const TraceReader& trace, const TraceShape&
   Needs needs = reader_.begin_trace(trace, shape, "calibration");
   fields_ = exact_fields(trace);
   kept_steps_.begin_trace(trace);
+  if (reader_.reads_pairs() && options_.provisional) {
+    joint_reads_ = JointReads(trace, *options_.provisional);
+  }
   std::string datasets = reader_.computed_from();
   if (reader_.reads_summary()) {
     const bool kept = options_.reference == ReuseReference::kept;
@@ -56,7 +59,7 @@ Needs CalibrationMetric::begin_trace(const TraceReader& trace, const TraceShape&
     needs.fields.push_back(Field::similarity_external);
     datasets += ", " + std::string(spec_of(Field::similarity_external).path);
   } else {
-    needs.previous = options_.reference == ReuseReference::adjacent;
+    needs.previous = options_.reference == ReuseReference::adjacent && !reader_.reads_pairs();
   }
   if (computed_from_.find(datasets) == std::string::npos) {
     computed_from_ += (computed_from_.empty() ? "" : ", ") + datasets;
@@ -85,7 +88,7 @@ Needs CalibrationMetric::begin_trace(const TraceReader& trace, const TraceShape&
 }
 
 void CalibrationMetric::add_block(const BlockSteps& block) {
-  if (!reader_.reads_summary()) kept_steps_.add_block(block);
+  if (!reader_.reads_summary() && !reader_.reads_pairs()) kept_steps_.add_block(block);
   count_missing_pairs(block, left_out_);
   count_rows_without_prefix(block, left_out_);
 }
@@ -96,24 +99,30 @@ void CalibrationMetric::add(const StepView& step) {
   const std::size_t heads = shape_.heads.size();
   if (reader_.reads_summary()) {
     if (step.previous() != nullptr) add_stored_similarity(step, layer);
-  } else if (options_.provisional) {
-    add_provisional(step, layer);
-  } else if (options_.reference == ReuseReference::kept) {
-    if (step.reuses(kept_rule_) && step.source(kept_rule_) != nullptr) {
-      compare(
-          step,
-          {step.source(fields_.external, kept_rule_),
-           step.source(fields_.lse_external, kept_rule_).floats(), step.source_valid(kept_rule_)},
-          0, heads, layer);
-    }
+  } else {
+    add_change(step, layer);
+  }
+  add_errors(step, layer);
+  if (!reader_.reads_summary() && !reader_.reads_pairs()) add_rows(step, layer);
+}
+
+/// The change from the reference's step.
+void CalibrationMetric::add_change(const StepView& step, Layer& layer) const {
+  const std::size_t heads = shape_.heads.size();
+  if (reader_.reads_pairs()) return add_stored(step, layer);
+  if (options_.provisional) return add_provisional(step, layer);
+  if (options_.reference == ReuseReference::kept) {
+    if (!step.reuses(kept_rule_) || step.source(kept_rule_) == nullptr) return;
+    compare(step,
+            {step.source(fields_.external, kept_rule_),
+             step.source(fields_.lse_external, kept_rule_).floats(), step.source_valid(kept_rule_)},
+            0, heads, layer);
   } else if (step.previous() != nullptr) {
     compare(step,
             {step.previous(fields_.external), step.previous(fields_.lse_external).floats(),
              step.previous_valid()},
             0, heads, layer);
   }
-  add_errors(step, layer);
-  if (!reader_.reads_summary()) add_rows(step, layer);
 }
 
 /// The errors of each rule's pair by what became of the rows.
@@ -203,12 +212,13 @@ void CalibrationMetric::keep(const StepView& step, std::size_t head, KeptPair& p
 }
 
 void CalibrationMetric::keep_all(const StepView& step, KeptPair& pair) const {
-  const ArrayView now = step.now(fields_.external);
   const std::size_t heads = shape_.heads.size();
   pair.known = true;
   pair.sequence = step.now().sequence;
   pair.block = step.now().block;
   pair.step = step.now().step;
+  if (reader_.reads_pairs()) return;
+  const ArrayView now = step.now(fields_.external);
   pair.type = now.type;
   pair.external.resize(now.size * (now.type == ViewType::bf16 ? 2U : 4U));
   pair.lse.resize(heads * step.valid().size());
@@ -282,7 +292,7 @@ void CalibrationMetric::add_masked_errors(const StepView& step,
       const bool later = ranges_.first[earlier + 1] - 1 > step.source(rule)->step;
       if (later && !end.known) continue;
       if (later && of_end[earlier].empty()) {
-        of_end[earlier] = reader_.errors_of(step, pair_of(end, 0, shape_.heads.size()));
+        of_end[earlier] = errors_from(step, end);
       }
       for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
         const ReuseErrorSums& sums = later ? of_end[earlier][head] : read[t].heads[head];

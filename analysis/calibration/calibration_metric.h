@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "analysis/calibration/calibration.h"
+#include "analysis/calibration/joint_reads.h"
 #include "analysis/math/cosine.h"
 #include "analysis/math/lowest_values.h"
 #include "analysis/math/running_mean.h"
@@ -72,11 +73,17 @@ class CalibrationMetric : public StepMetric {
   /// their cells. Returns the change of the last one.
   Change compare(const StepView& step, const ExternalPair& pair, std::size_t first,
                  std::size_t heads, Layer& layer) const;
+  /// The same with what the trace has of the comparison with an earlier step.
+  void compare_stored(const StepView& step, std::int32_t earlier, std::size_t first,
+                      std::size_t heads, Layer& layer) const;
+  void add_change(const StepView& step, Layer& layer) const;
+  void add_stored(const StepView& step, Layer& layer) const;
   void add_provisional(const StepView& step, Layer& layer) const;
   void add_errors(const StepView& step, Layer& layer);
   void add_rows(const StepView& step, Layer& layer) const;
   void add_masked_errors(const StepView& step, const std::vector<ReuseErrorReader::Tau>& read,
                          Layer& layer);
+  std::vector<ReuseErrorSums> errors_from(const StepView& step, const KeptPair& pair) const;
   void keep(const StepView& step, std::size_t head, KeptPair& pair) const;
   void keep_all(const StepView& step, KeptPair& pair) const;
   ExternalPair pair_of(const KeptPair& pair, std::size_t first, std::size_t heads) const;
@@ -91,6 +98,7 @@ class CalibrationMetric : public StepMetric {
   ReuseRule kept_rule_;
   std::vector<ReuseRule> rules_;  // [taus]
   KeptSteps kept_steps_;
+  JointReads joint_reads_;  // of the current trace, with stored pairs
   std::vector<std::int64_t> most_pairs_;
   ExactFields fields_;
   TraceShape shape_;

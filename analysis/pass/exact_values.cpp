@@ -33,6 +33,10 @@ std::string_view level_of(Exists exists) {
     case Exists::answer_blocks:
     case Exists::kept_pair:
       return "summary";
+    case Exists::continuous:
+      return "trajectory, of a continuous model";
+    case Exists::step_pairs:
+      return "summary, of a continuous model";
     case Exists::prompt_regions:
       return "summary --regions FILE";
     case Exists::intervened:
@@ -111,6 +115,12 @@ void require_field(const TraceReader& trace, Field field, const std::string& met
                   "`--record {}`{}.",
                   trace.info().path, metric, spec.path, to_string(meta.level),
                   level_of(spec.exists), sets && meta.set_size == 0 ? " and --set-size > 0" : ""));
+}
+
+void require_tokens(const TraceReader& trace, const std::string& metric) {
+  if (!trace.info().meta.continuous()) return;
+  throw TraceError(fmt::format("{}: {}: the trace has no tokens, because its model is continuous",
+                               trace.info().path, metric));
 }
 
 }  // namespace blockscope

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from . import kernels
+from . import agreement, kernels
 from .attention import LOOKED_FOR, operation_name
 from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
 from .calls import AttentionCall
+from .cross_attention import other_attention
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .intervention import BlockCall
 from .interventions import Interventions
+from .large_blocks import attend
 from .layer_maps import LayerMap, layer_map
 from .patches import ModelSizes
 from .regions import KeyPlaces
@@ -44,8 +46,13 @@ class RunningPass:
         self.settings = settings
         self.num_layers = num_layers
         self.geometry: Geometry | None = None
-        self.denoises = any(one.kind is Kind.DENOISE for one in passes)
+        self.sequences = sequences
+        self.denoises = any(one.is_step for one in passes)
         self.places = KeyPlaces(settings.regions, sequences, [one.block_start for one in passes], settings.block_length)
+        self.cross_attention = ""  # the module that runs now
+        self.skipped: dict[str, None] = {}  # calls that aren't self-attention
+        self.num_external = -1  # of a continuous model's block, once it is seen
+        self.hidden_size: int | None = None
         self.layer = -1  # that runs now
         self.attention: dict[int, LayerAttention] = {}
         self.hidden: dict[int, torch.Tensor] = {}  # [S, B, hidden_size]
@@ -73,6 +80,9 @@ class RunningPass:
     def take_hidden(self, layer: int, hidden: Any) -> None:
         if not isinstance(hidden, torch.Tensor) or self.geometry is None or hidden.dim() != 3:
             return
+        self.hidden_size = hidden.shape[-1]
+        if self.settings.video is not None:  # a block has too many rows
+            return
         begun = time.perf_counter_ns()
         hidden = self.given.own(hidden)
         rows = self._rows_of(hidden.shape[1], hidden.device, by_layer=False)
@@ -90,7 +100,7 @@ class RunningPass:
             raise UsageError(f"{where}: with dropout of {call.dropout}, so the attention isn't what its keys give. "
                              "HINT: model.eval()")
         if check and call.confirm is not None:
-            _compare(*call.confirm(), where)
+            self._require_same(*call.confirm(), where)
         chosen, k, v = self._own_heads(call, shapes, where)
         rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
         ranges, biases = self._masks_of(call, rows)
@@ -99,6 +109,8 @@ class RunningPass:
             self._refuse_scattered(rows, where)
             self.stored[self.layer] = self._computed(k, v, self.geometry.canvas, where)
         q = rows.of(call.q, 2)
+        if self.settings.video is not None:
+            return self._take_block(q, k, v, call, ranges, biases, where, check)
         if call.score_mod is not None:
             if rows.index is not None:
                 raise UsageError(f"{where}: a score_mod over scattered rows isn't recorded")
@@ -110,13 +122,35 @@ class RunningPass:
         out, external, internal, spread, sets = self._attend(q, k, v, call, ranges, biases, rows,
                                                              rows.of(call.out, 2) if derives else None)
         if check and call.out is not None:
-            _compare(out, rows.of(call.out, 2), where)
+            self._require_same(out, rows.of(call.out, 2), where)
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
             external, internal, chosen.kept(rows.blank(q, 2)), sets, *self._block_keys(ranges, k, v),
             None if spread is None else spread.each(chosen.kept),
             map=self._map(q, k, call, ranges, biases, rows, chosen))
+
+    def skips(self, call: AttentionCall) -> bool:
+        """Whether a continuous model's call isn't self-attention."""
+        name = "" if self.settings.video is None else other_attention(call, self.cross_attention, self.given.length)
+        if name:
+            self.skipped[name] = None
+        return bool(name)
+
+    def _take_block(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
+                    biases: Biases, where: str, check: bool) -> None:
+        if call.score_mod is not None:
+            raise UsageError(f"{where}: a score_mod isn't recorded of a continuous model")
+        self.num_external = ranges.internal[0]
+        found, worst = attend(
+            q.detach(), k.detach(), v.detach(), call.scale, call.softcap, ranges, biases, self.passes[0],
+            [one.kept for one in self.sequences], self.layer, self.settings.video, call.out if check else None)
+        agreement.require(worst, q.dtype, where)
+        self.attention[self.layer] = found
+
+    @staticmethod
+    def _require_same(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:
+        agreement.require(agreement.difference(merged, used), used.dtype, where)
 
     def state(self, layer: int) -> None:
         """The loop is about to state this layer's attention, so earlier observations of it no longer count."""
@@ -365,15 +399,3 @@ class RunningPass:
         ends = {f"{operation_name(lost.function)} after {lost.after}{lost.why and f' ({lost.why})'}": None
                 for lost in self.lost[layer] if lost.stage == furthest}
         return f"In {layers[layer][0]} it was followed and lost at {', at '.join(list(ends)[:3])}. "
-
-
-def _compare(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:
-    """Whether the merged parts equal what the model got."""
-    most = 2e-3 if used.dtype in (torch.float32, torch.float64) else 5e-2
-    used = used.float()
-    difference = ((merged - used).abs().max() / used.abs().max().clamp_min(1e-30)).item()
-    if difference <= most:
-        return
-    raise UsageError(
-        f"{where}: what its queries, keys and mask give differs from what the model got by {difference:.2g} of its "
-        "largest value: something else takes part (sinks, a bias, quantised keys) that isn't recorded")
