@@ -64,6 +64,7 @@ void run_report(const ReportFlags& flags) {
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
   files.reads_trace(flags.options.backbone);
+  files.reads(flags.options.compare);
   TextOutput output(files, flags.output, flags.force);
   if (!flags.figures.empty()) check_meant_as_name(flags.figures);
   PassProgress progress(flags.quiet, 0);
@@ -131,6 +132,8 @@ void add_report_command(CLI::App& app) {
   command->add_option(
       "--backbone", options.backbone,
       "Also compare with this trace of the backbone, captured with --replay of the trace");
+  command->add_option("--compare", options.compare,
+                      "Also show what this file of blockscope.compare measured, and its frames");
   command->add_option("--title", options.title, "Set the title of the page");
   add_plugin_option(*command, "metrics");
   add_threads_option(*command, options.threads);

@@ -153,6 +153,20 @@ void parse_arguments(CLI::App& app, int argc, const char* const* argv) {
   app.parse(argc, argv);
 }
 
+std::vector<std::string> given_options(const CLI::App& command) {
+  std::vector<std::string> names;
+  std::vector<const CLI::App*> groups =
+      command.get_subcommands([](const CLI::App*) { return true; });
+  groups.push_back(&command);
+  for (const CLI::App* group : groups) {
+    for (const CLI::Option* option : group->get_options()) {
+      if (option->count() == 0 || option->get_lnames().empty()) continue;
+      names.push_back("--" + option->get_lnames().front());
+    }
+  }
+  return names;
+}
+
 void refuse_idle(const CLI::App& command, const std::string& option, bool applies,
                  std::string_view condition) {
   if (applies || command.get_option(option)->count() == 0) return;

@@ -53,6 +53,9 @@ void parse_arguments(CLI::App& app, int argc, const char* const* argv);
 void less_usual(CLI::App& command, const std::string& title,
                 std::initializer_list<const char*> options);
 
+/// The long names, with dashes, of all options that were given, those of groups too.
+std::vector<std::string> given_options(const CLI::App& command);
+
 /// Throws UsageError if `option` was given and `applies` is false. The message says that the option
 /// does nothing without `condition` ("--sweep").
 void refuse_idle(const CLI::App& command, const std::string& option, bool applies,

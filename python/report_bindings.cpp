@@ -10,8 +10,9 @@ namespace {
 nb::dict report(const std::vector<nb::bytes>& traces, const nb::bytes& title,
                 std::optional<std::int64_t> layer, std::optional<std::int64_t> head,
                 std::optional<std::int64_t> sequence, std::optional<std::int64_t> block,
-                const nb::bytes& backbone, const std::vector<nb::dict>& own, std::size_t threads,
-                const nb::bytes& gnuplot, const nb::bytes& search_path, nb::object progress) {
+                const nb::bytes& backbone, const nb::bytes& compare,
+                const std::vector<nb::dict>& own, std::size_t threads, const nb::bytes& gnuplot,
+                const nb::bytes& search_path, nb::object progress) {
   ReportOptions options;
   options.title = to_string(title);
   options.layer = layer;
@@ -19,6 +20,7 @@ nb::dict report(const std::vector<nb::bytes>& traces, const nb::bytes& title,
   options.sequence = sequence;
   options.block = block;
   options.backbone = to_string(backbone);
+  options.compare = to_string(compare);
   for (const nb::dict& one : own) options.own.push_back(to_result(one));
   options.threads = threads;
   const Gnuplot drawer({.program = to_string(gnuplot), .search_path = to_string(search_path)});
@@ -46,8 +48,8 @@ nb::dict report(const std::vector<nb::bytes>& traces, const nb::bytes& title,
 void bind_report(nb::module_& module) {
   module.def("report", &report, nb::arg("traces"), nb::arg("title"), nb::arg("layer").none(),
              nb::arg("head").none(), nb::arg("sequence").none(), nb::arg("block").none(),
-             nb::arg("backbone"), nb::arg("own"), nb::arg("threads"), nb::arg("gnuplot"),
-             nb::arg("search_path"), nb::arg("progress").none());
+             nb::arg("backbone"), nb::arg("compare"), nb::arg("own"), nb::arg("threads"),
+             nb::arg("gnuplot"), nb::arg("search_path"), nb::arg("progress").none());
 }
 
 }  // namespace blockscope::python

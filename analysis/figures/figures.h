@@ -10,6 +10,7 @@
 #include "analysis/figures/report_figure.h"
 #include "analysis/pass/block_index.h"
 #include "analysis/results/metric_result.h"
+#include "decode_record/interchange/loop_comparison.h"
 #include "decode_record/interchange/reuse_file.h"
 #include "decode_record/read/trace_reader.h"
 
@@ -68,6 +69,9 @@ std::optional<ReportFigure> kept_by_age(const MetricResult& result,
 std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result);
 /// What gamma saves and costs, a line per tau.
 std::optional<ReportFigure> gamma_curves(const std::vector<ReuseCurve>& curves);
+
+/// What `blockscope.compare` measured: a row for each number, exact and with the policy.
+ReportTable loop_comparison_table(const LoopComparison& found);
 
 /// MAGE (Fig. 2): recall of step 1's set over the steps, a line per k. `result`: `recall`.
 std::optional<ReportFigure> recall_over_steps(const MetricResult& result);

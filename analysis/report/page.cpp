@@ -41,6 +41,9 @@ figcaption{font-size:.9rem;color:var(--faint);max-width:52rem;margin-top:.5rem}
 figcaption b{color:var(--text)}
 .drawing{display:block;width:100%;height:auto;font-family:inherit}
 .scroll{overflow-x:auto}
+.frames th{font-size:.72rem;font-weight:400;text-align:left;max-width:9rem;overflow-wrap:anywhere}
+.frames td{padding:1px}
+.frames img{display:block;width:64px;image-rendering:pixelated}
 table.numbers{border-collapse:collapse;font-size:.82rem;font-variant-numeric:tabular-nums;
 margin:.5rem 0}
 .numbers th,.numbers td{padding:.18rem .7rem;text-align:right;border-bottom:1px solid var(--line);

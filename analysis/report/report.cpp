@@ -109,6 +109,9 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   if (!traces.trace(0).info().meta.has_draft) {
     page.sections.push_back(reuse_section(metrics, reuse));
   }
+  if (!options.compare.empty()) {
+    page.sections.push_back(compare_section(read_loop_comparison(options.compare)));
+  }
   page.sections.push_back(attention_section(traces, choice, metrics));
   page.sections.push_back(sets_section(metrics));
   if (metrics.find("selection") != nullptr || metrics.missing.count("selection") > 0) {

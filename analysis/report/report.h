@@ -21,6 +21,7 @@ struct ReportOptions {
   /// real text, without tokens that end a text. A tie is decided by the most recorded steps.
   std::optional<std::int64_t> layer, head, sequence, block;
   std::string backbone;           ///< trace of the backbone, captured with --replay; empty: none
+  std::string compare;            ///< file of blockscope.compare; empty: none
   std::vector<MetricResult> own;  ///< results of metrics that are not built in
   std::size_t threads = 0;        ///< 0: one per core
   /// Called with the rows read and all rows. Returning false stops with InterruptedError.
@@ -28,7 +29,8 @@ struct ReportOptions {
 };
 
 /// Throws UsageError for a layer, head, sequence or block that the trace does not have, and lists
-/// those that it has. Throws TraceError for traces that can't be read.
+/// those that it has. Throws TraceError for traces that can't be read, and what
+/// read_loop_comparison throws.
 ReportPage make_report(const TraceGroup& traces, const ReportOptions& options);
 
 }  // namespace blockscope

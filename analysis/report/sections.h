@@ -43,6 +43,8 @@ ReportSection router_section(const ReportMetrics& metrics);
 /// Drafted tokens that the target accepted, for drafted traces.
 ReportSection draft_section(const ReportMetrics& metrics);
 ReportSection decoding_section(const ReportMetrics& metrics);
+/// A loop with and without a policy, with the frames of videos.
+ReportSection compare_section(const LoopComparison& found);
 /// Results of metrics that are not built in.
 ReportSection own_section(const std::vector<MetricResult>& results);
 /// Definitions, sources and what was left out, for every metric on the page.

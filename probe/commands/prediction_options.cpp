@@ -57,15 +57,8 @@ void check_prediction_flags(const CLI::App& command, const std::string& study) {
     return std::ranges::find(own, name) != own.end() ||
            std::ranges::find(kUsedOptions, name) != kUsedOptions.end();
   };
-  std::vector<const CLI::App*> groups =
-      command.get_subcommands([](const CLI::App*) { return true; });
-  groups.push_back(&command);
-  for (const CLI::App* group : groups) {
-    for (const CLI::Option* option : group->get_options()) {
-      if (option->count() == 0 || option->get_lnames().empty()) continue;
-      const std::string name = "--" + option->get_lnames().front();
-      if (!used(name)) refuse_idle_beside(command, name, "--predict");
-    }
+  for (const std::string& name : given_options(command)) {
+    if (!used(name)) refuse_idle_beside(command, name, "--predict");
   }
   refuse_idle_beside(command, "--contexts", "--total-contexts");
   refuse_idle_beside(command, "--reuse-share", "--trace");

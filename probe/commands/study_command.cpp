@@ -37,11 +37,13 @@ namespace fs = std::filesystem;
 
 /// Options that only some studies use.
 constexpr std::array kStudyOptions{
-    "--k",      "--pages",   "--densities",    "--taus",        "--steps",
-    "--blocks", "--repeats", "--exact-layers", "--policy-seed", "--backbone",
-    "--depths", "--tasks",   "--contexts",     "--per-cell",    "--task-seed",
-    "--prompt", "--prompts", "--input-ids",    "--policies",    "--metric",
-    "--limit",  "--chat",    "--no-thinking",  "--caches",      "--strategies"};
+    "--k",          "--pages",        "--densities",   "--taus",     "--steps",       "--blocks",
+    "--repeats",    "--exact-layers", "--policy-seed", "--backbone", "--depths",      "--tasks",
+    "--contexts",   "--per-cell",     "--task-seed",   "--prompt",   "--prompts",     "--input-ids",
+    "--policies",   "--metric",       "--limit",       "--chat",     "--no-thinking", "--caches",
+    "--strategies", "--gamma",        "--lse-bound",   "--compare"};
+/// Of a study of a trace, besides its own.
+constexpr std::array kTraceOptions{"--output", "--force", "--no-figures", "--quiet"};
 /// Those of kStudyOptions that generate prompts.
 constexpr std::array kGeneratorOptions{"--tasks", "--contexts", "--per-cell", "--task-seed",
                                        "--depths"};
@@ -62,6 +64,14 @@ void check_flags(const CLI::App& command, const StudyFlags& flags) {
   if (!flags.options.predict.empty()) return check_prediction_flags(command, flags.study);
   refuse_without_prediction(command);
   const StudyInfo& info = study_by_name(flags.study);
+  for (const std::string& option : given_options(command)) {
+    const bool used = info.of_trace == nullptr ||
+                      std::ranges::find(kTraceOptions, option) != kTraceOptions.end() ||
+                      std::ranges::find(info.options, option) != info.options.end();
+    refuse_idle(command, option, used,
+                fmt::format("another study than {}, which takes a trace", info.name));
+  }
+  if (info.of_trace != nullptr) return;
   for (const char* option : kStudyOptions) {
     refuse_idle(command, option, std::ranges::find(info.options, option) != info.options.end(),
                 fmt::format("another study than {}", info.name));
@@ -274,6 +284,12 @@ std::string backbone_digest(const StudyFlags& flags, const Environment& environm
       .digest();
 }
 
+void make_output_folder(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error(fmt::format("{}: can't be created: {}", folder, error.message()));
+}
+
 /// Makes the folder and reserves the files that measuring writes into it.
 void make_folder(const StudyFlags& flags, const StudyInfo& info, const Study& study,
                  CommandFiles& files) {
@@ -282,9 +298,7 @@ void make_folder(const StudyFlags& flags, const StudyInfo& info, const Study& st
   for (const std::string& name : study.outputs()) {
     files.reserve((folder / name).string(), flags.resume || flags.force);
   }
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw Error(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
+  make_output_folder(flags.options.folder);
 }
 
 void run_prediction(StudyFlags flags, const Environment& environment, const GnuplotPlace& place) {
@@ -299,13 +313,26 @@ void run_prediction(StudyFlags flags, const Environment& environment, const Gnup
   if (!folder.empty()) files.reads_checkpoint(folder);
   const PredictionSetting setting = prediction_setting(flags.model, environment);
   const StudyReport report = predicted_report(flags.options, setting);
-  std::error_code error;
-  fs::create_directories(flags.options.folder, error);
-  if (error)
-    throw Error(fmt::format("{}: can't be created: {}", flags.options.folder, error.message()));
+  make_output_folder(flags.options.folder);
   const std::string text = report_text(fmt::format("{} ({}): {} on {}\n", info.name, info.source,
                                                    setting.model, flags.options.predict),
                                        report);
+  write_results(report, info, flags, text, place, files);
+  say("{}", text);
+}
+
+void run_trace_study(StudyFlags flags, const GnuplotPlace& place) {
+  const StudyInfo& info = study_by_name(flags.study);
+  flags.options.trace = flags.model.model;
+  if (!flags.no_figures) Gnuplot{place};
+  check_folder(flags, info);
+  CommandFiles files;
+  files.reads_trace(flags.options.trace);
+  files.reads(flags.options.compare);
+  const StudyReport report = info.of_trace(flags.options);
+  make_output_folder(flags.options.folder);
+  const std::string text = report_text(
+      fmt::format("{} ({}): {}\n", info.name, info.source, flags.options.trace), report);
   write_results(report, info, flags, text, place, files);
   say("{}", text);
 }
@@ -315,6 +342,7 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   const InterruptGuard guard;
   if (!flags.options.predict.empty()) return run_prediction(std::move(flags), environment, place);
   const StudyInfo& info = study_by_name(flags.study);
+  if (info.of_trace != nullptr) return run_trace_study(std::move(flags), place);
   complete(flags, info);
   if (!flags.no_figures) Gnuplot{place};  // throws now, not after the run, if gnuplot is missing
   check_folder(flags, info);
@@ -354,6 +382,7 @@ std::string footer() {
   }
   return text +
          "Example: blockscope study needle models/needle --k 8,16,32 -o needle-study\n"
+         "Example: blockscope study video video.h5 --compare compare.json -o video-study\n"
          "Example: blockscope study time trado-8b --predict a100 --tp 2 --batch-size 128 -o paper\n"
          "The folder gets NAME.txt, NAME.csv, the figures and NAME.cells.jsonl, from which "
          "--resume "
@@ -400,6 +429,16 @@ void add_study_options(CLI::App& command, StudyFlags& flags) {
                     "caches: use these strategies (default: low_confidence_static,threshold)");
   group->add_option("--backbone", options.backbone,
                     "stages: compare with this autoregressive checkpoint");
+  group->add_option("--gamma", options.gamma, "video: let heads reuse above this similarity")
+      ->check(real_number(-1.0, 1.0))
+      ->capture_default_str();
+  group
+      ->add_option("--lse-bound", options.lse_bound,
+                   "video: let no head reuse whose mean change of L_out is larger")
+      ->check(real_number(0.0, kAnyReal))
+      ->capture_default_str();
+  group->add_option("--compare", options.compare,
+                    "video: add what this file of blockscope.compare measured");
   add_prediction_options(*group, options);
 }
 
@@ -436,6 +475,8 @@ void add_study_command(CLI::App& app, const Environment& environment,
   command->footer(footer());
   command->add_option("study", flags->study, study_names())->required();
   add_model_flags(*command, flags->model);
+  command->get_option("model")->description(
+      "Checkpoint folder, or a model id in the local hub cache; video: a trace");
   add_decoding_flags(*command, flags->decoding);
   add_study_options(*command, *flags);
   add_generated_options(*command, flags->options.prompts);

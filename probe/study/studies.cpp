@@ -108,7 +108,14 @@ const std::vector<StudyInfo>& all_studies() {
          fill(options.taus, {2});
          fill(options.prompts.contexts, {8192, 32768});
        },
-       make_time_study}};
+       make_time_study},
+      {"video",
+       "Similarity by layer and head, masks by step and attention's work, from a video's trace",
+       "FlashBlock, Fig. 5 and Table 5",
+       {"--gamma", "--lse-bound", "--compare"},
+       [](StudyOptions&) {},
+       nullptr,
+       video_report}};
   return studies;
 }
 

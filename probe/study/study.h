@@ -41,6 +41,9 @@ struct StudyOptions {
   std::vector<int64_t> totals;          // --total-contexts
   std::string trace;                    // --trace
   std::optional<double> reuse_share;    // --reuse-share
+  double gamma = 0.85;                  // --gamma
+  double lse_bound = 0.05;              // --lse-bound
+  std::string compare;                  // --compare
 };
 
 struct StudyInput {
@@ -95,7 +98,9 @@ struct StudyInfo {
   std::string source;                       // "MAGE, Table 3 and Fig. 4"
   std::vector<std::string> options;         // flags of `study` that it uses, with dashes
   void (*defaults)(StudyOptions& options);  // fills in what was not given
-  std::unique_ptr<Study> (*make)(const StudyInput& input);
+  std::unique_ptr<Study> (*make)(const StudyInput& input) = nullptr;
+  /// In place of `make`: a study of the trace `options.trace`, which loads no model.
+  StudyReport (*of_trace)(const StudyOptions& options) = nullptr;
 };
 
 const std::vector<StudyInfo>& all_studies();
@@ -112,6 +117,9 @@ std::unique_ptr<Study> make_needle_study(const StudyInput& input);
 std::unique_ptr<Study> make_residual_study(const StudyInput& input);
 std::unique_ptr<Study> make_tau_study(const StudyInput& input);
 std::unique_ptr<Study> make_time_study(const StudyInput& input);
+/// Throws what TraceGroup and calibration throw, UsageError for a trace of a model with tokens, and
+/// Error for a file of --compare that can't be read.
+StudyReport video_report(const StudyOptions& options);
 
 /// The policies of --policies as methods: one for each k if the policy has that option and the text
 /// names neither k nor density. Throws UsageError if `others` have the name, and what read_policy

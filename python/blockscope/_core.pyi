@@ -152,6 +152,7 @@ def report(
     sequence: int | None,
     block: int | None,
     backbone: bytes,
+    compare: bytes,
     own: list[dict[str, Any]],
     threads: int,
     gnuplot: bytes,

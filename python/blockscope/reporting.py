@@ -53,6 +53,7 @@ def report(
     sequence: int | None = None,
     block: int | None = None,
     backbone: PathLike | None = None,
+    compare: PathLike | None = None,
     metrics: Iterable[Any] = (),
     threads: int = 0,
     progress: Progress = None,
@@ -65,6 +66,7 @@ def report(
         layer, head, sequence, block: shown in the heatmaps and the trajectory. None: the middle recorded layer, all
             heads together, and the block with the most text.
         backbone: trace of the autoregressive backbone, captured with --replay of this one.
+        compare: file of `blockscope.compare(...).save()`: the page also shows its numbers and frames.
         metrics: own metrics (`blockscope.metric`), by function or name, that the page shows too.
         threads, progress: as in `analyze`.
 
@@ -82,7 +84,8 @@ def report(
         return Report(_core.report(
             paths, os.fsencode(title), choice("layer", layer), choice("head", head),
             choice("sequence", sequence), choice("block", block),
-            b"" if backbone is None else os.fsencode(backbone), [one._result() for one in own],
+            b"" if backbone is None else os.fsencode(backbone), b"" if compare is None else os.fsencode(compare),
+            [one._result() for one in own],
             whole("threads", threads, 0, 4096),
             *gnuplot(), shown,
         ))
