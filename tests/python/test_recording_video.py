@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scr
 import blockscope  # noqa: E402
 import video_models as videos  # noqa: E402
 import wan_like_models as wan  # noqa: E402
+from blockscope.recording import kernels  # noqa: E402
 from conftest import command  # noqa: E402
 from video_reference import check_rows  # noqa: E402
 
@@ -73,6 +74,32 @@ def test_rows(tmp_path, rows, wanted):
         assert file["/block_position"][:].tolist() == list(wanted)
         assert file.attrs["block_tokens"] == BLOCK and file.attrs["block_length"] == len(wanted)
         assert file.attrs["format_version"] == 3
+
+
+@pytest.mark.parametrize("pair_steps", [1, 2, 12])
+def test_comparisons_end_at_pair_steps(tmp_path, pair_steps):
+    path = tmp_path / "run.h5"
+    calls = causal(path, frames=6, level="summary", pair_steps=pair_steps)
+    check_rows(path, calls, BLOCK, SHAPE.layers)
+    assert h5py.File(path)["/summary/step_pair"].shape[1] == pair_steps
+
+
+def test_values_without_the_library(tmp_path, monkeypatch):
+    """As on a GPU: torch's operators compute."""
+    monkeypatch.setattr(kernels, "loaded", lambda: False)
+    path = tmp_path / "run.h5"
+    check_rows(path, causal(path, frames=9), BLOCK, SHAPE.layers)
+    assert blockscope.open(path).run["kernels"] == "torch"
+
+
+def test_values_of_bfloat16(tmp_path):
+    """Kept pairs are in the model's type, as in FlashBlock's released code, so small errors are its rounding."""
+    model, path = videos.CausalVideoModel(SHAPE).to(torch.bfloat16), tmp_path / "run.h5"
+    noise, context, _ = videos.inputs(SHAPE, 9, dtype=torch.bfloat16)
+    calls = watched(model)
+    with blockscope.record(model, path, block_length=BLOCK, array_type="f32"):
+        videos.causal_loop(model, noise, context)
+    check_rows(path, calls, BLOCK, SHAPE.layers, tolerance=5e-3, errors=False)
 
 
 def test_large_blocks_keep_64_rows(tmp_path):
