@@ -196,6 +196,30 @@ def test_a_whole_video_is_one_block(tmp_path):
     assert steps["step"].tolist() == [1, 2, 3, 4] and not steps["context_length"].any()
 
 
+def test_a_list_inside_the_layers_is_not_that_of_the_layers(tmp_path):
+    """As the feed-forward of diffusers' Wan, which has as many modules as the model has layers."""
+    shape = videos.Shape(window=0)
+    model, path = wan.WanLikeModel(shape), tmp_path / "run.h5"
+    for block in model.blocks:
+        block.ffn = Fold(block.ffn)
+    noise, context, _ = videos.inputs(shape, 3)
+    calls = watched(model)
+    with torch.no_grad(), blockscope.record(model, path, block_length=BLOCK, array_type="f32", bidirectional=True):
+        model(noise, torch.tensor([1000.0]), context)
+    check_rows(path, calls, BLOCK, shape.layers)
+
+
+class Fold(torch.nn.Module):
+    def __init__(self, modules):
+        super().__init__()
+        self.net = torch.nn.ModuleList(modules)
+
+    def forward(self, x):
+        for module in self.net:
+            x = module(x)
+        return x
+
+
 def test_a_clean_pass_with_context_noise(tmp_path):
     model, path = videos.CausalVideoModel(SHAPE), tmp_path / "run.h5"
     noise, context, _ = videos.inputs(SHAPE, 6)
@@ -221,17 +245,6 @@ def test_given_frames_are_a_prefill(tmp_path):
     assert steps["block_start"].tolist() == [0, BLOCK, BLOCK, BLOCK]
 
 
-class HandingOn(videos.CausalVideoModel):
-    """As Wan's: what forward is given goes to one of several methods."""
-
-    def _forward_inference(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0,
-                           cache_start=None):
-        return super().forward(x, t, context, seq_len, kv_cache, crossattn_cache, current_start, cache_start)
-
-    def forward(self, *args, **kwargs):
-        return self._forward_inference(*args, **kwargs)
-
-
 class Wrapper(torch.nn.Module):
     """As LongLive's: other names, the frames before the channels, the position in tokens or in frames."""
 
@@ -247,17 +260,14 @@ class Wrapper(torch.nn.Module):
                           current_start=start).transpose(1, 2)
 
 
-@pytest.mark.parametrize("how", ["handing on", "wrapper", "frames"])
-def test_the_entrances_of_long_live(tmp_path, how):
-    model = HandingOn(SHAPE) if how == "handing on" else videos.CausalVideoModel(SHAPE)
-    outer, path = model if how == "handing on" else Wrapper(model), tmp_path / "run.h5"
+@pytest.mark.parametrize("how", ["tokens", "frames"])
+def test_a_wrapper_like_long_lives(tmp_path, how):
+    model = videos.CausalVideoModel(SHAPE)
+    outer, path = Wrapper(model), tmp_path / "run.h5"
     noise, context, _ = videos.inputs(SHAPE, 6, batch=2)
     calls = watched(model)
 
     def call(x, t, context, seq_len, kv_cache, crossattn_cache, current_start, cache_start):
-        if how == "handing on":
-            return outer(x, t=t, context=context, seq_len=seq_len, kv_cache=kv_cache,
-                         crossattn_cache=crossattn_cache, current_start=current_start)
         place = {"start_frame": current_start // SHAPE.frame} if how == "frames" else {"current_start": current_start}
         return outer(x.transpose(1, 2), {"prompt_embeds": context}, t, kv_cache, crossattn_cache,
                      **place).transpose(1, 2)
