@@ -60,9 +60,9 @@ def close(found, wanted, tolerance):
     assert error.size == 0 or error.max() <= tolerance, error.max()
 
 
-def check_rows(path, calls, block, layers, slot=0, sequence=0, tolerance=2e-5):
-    """Every denoising and clean row of a sequence. calls: of all its passes, in order, layer by layer. Returns the
-    rows' scalars."""
+def check_rows(path, calls, block, layers, slot=0, sequence=0, tolerance=2e-5, errors=True):
+    """Every denoising and clean row of a sequence. calls: of all its passes, in order, layer by layer. errors:
+    whether the errors of reuse are checked, too. Returns the rows' scalars."""
     with h5py.File(path) as file:
         mine = np.flatnonzero(file["/steps/sequence"][:int(file["/steps/committed"][0])] == sequence)
         scalars = {name: file[f"/steps/{name}"][:][mine] for name in (
@@ -79,11 +79,11 @@ def check_rows(path, calls, block, layers, slot=0, sequence=0, tolerance=2e-5):
             assert set(seen.external) == {scalars["context_length"][i]}
             for layer, parts in enumerate(seen.parts):
                 check_layer(file, row, layer, step, parts, {s: one.parts[layer] for s, one in steps.items()},
-                            seen.external[layer], places, tolerance)
+                            seen.external[layer], places, tolerance, errors)
     return scalars
 
 
-def check_layer(file, row, layer, step, parts, steps, external, places, tolerance):
+def check_layer(file, row, layer, step, parts, steps, external, places, tolerance, with_errors):
     a_out, l_out, a_in, l_in, q = parts
     heads, nothing = len(q), np.full(len(q), np.nan)
     at = file["/attention/lse_external"][row, layer], file["/attention/lse_internal"][row, layer]
@@ -104,9 +104,9 @@ def check_layer(file, row, layer, step, parts, steps, external, places, toleranc
     for earlier in range(1, step) if external else ():
         if earlier <= len(wanted):
             wanted[earlier - 1] = pair_sums(parts, steps[earlier])
-    close(pairs, wanted, 5 * tolerance)
+    close(pairs[..., :7 if with_errors else 3], wanted[..., :7 if with_errors else 3], 5 * tolerance)
     errors, kept = file["/summary/reuse_error"][row, :, layer], file["/summary/kept_pair"][row, :, layer]
-    if external and step > 1:
+    if external and step > 1 and with_errors:
         close(errors, np.broadcast_to(wanted[0][:, 3:], errors.shape), 5 * tolerance)
         close(kept[:, :, 1], np.broadcast_to(wanted[0][:, [0, 1, 2, 3, 5]], kept[:, :, 1].shape),
               5 * tolerance)
