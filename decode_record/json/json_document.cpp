@@ -11,7 +11,7 @@
 namespace blockscope {
 namespace {
 
-constexpr std::uintmax_t kMostBytes = std::uintmax_t{256} << 20;
+constexpr std::uintmax_t kMostDocumentBytes = std::uintmax_t{256} << 20;
 constexpr std::size_t kMostValues = std::size_t{1} << 25;  // 16 bytes each, some of them twice
 
 }  // namespace
@@ -28,11 +28,11 @@ std::string read_document(const std::string& path) {
                     regular ? "one that can't be opened" : (exists ? "no regular file" : "none")));
   }
   const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error || size > kMostBytes) {
+  if (error || size > kMostDocumentBytes) {
     throw TrajectoryError(
         fmt::format("{}: file: expected at most {} bytes of JSON, got more. HINT: divide it by "
                     "sequences; repack --merge joins their traces",
-                    path, kMostBytes));
+                    path, kMostDocumentBytes));
   }
   std::string text(static_cast<std::size_t>(size), '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
