@@ -29,6 +29,9 @@ from .steps import Change, PassInput, Statement, kind_named
 from .trails import Lost
 
 
+_open: list[Observer] = []  # of this process
+
+
 class Observer:
     """The ``run`` of ``with blockscope.record(...) as run`` and ``blockscope.apply(...)``. The loop needs none of its
     methods if the model's inputs show everything."""
@@ -113,6 +116,8 @@ class Observer:
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def _open_hooks(self) -> None:
+        self._refuse_twice()
+        _open.append(self)
         if self._looks_inside:
             watch_interface()
         if self._settings.compiled == "eager":
@@ -124,8 +129,23 @@ class Observer:
                 layer.register_forward_hook(self._layer_end)]
         self._hooks += watch_multihead(uncompiled(self._model)) if self._looks_inside else self._guard()
 
+    def _refuse_twice(self) -> None:
+        """Two recordings of a model see the same. An applied policy changes what others see."""
+        mine = uncompiled(self._model)
+        for other in _open:
+            theirs = uncompiled(other._model)
+            related = mine is theirs or any(one is theirs for one in mine.modules()) or any(
+                one is mine for one in theirs.modules())
+            if related and "apply" in (self._name, other._name):
+                raise UsageError(
+                    f"blockscope.{self._name}: blockscope.{other._name} is open on this {type(mine).__name__} already, "
+                    "and one of them changes what the other sees. HINT: one after the other; blockscope.compare(model, "
+                    "loop, ...) measures a policy against the exact run")
+
     def _close_hooks(self) -> None:
         self._end_watch()
+        if self in _open:
+            _open.remove(self)
         for hook in self._hooks:
             hook.remove()
         if self._hooks and self._looks_inside:

@@ -91,14 +91,12 @@ class RunningPass:
                              "HINT: model.eval()")
         if check and call.confirm is not None:
             _compare(*call.confirm(), where)
-        chosen, k, v = self._own_heads(call, shapes, where)
-        rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
-        ranges, biases = self._masks_of(call, rows)
-        biases = chosen.biases(biases)
+        chosen, block = self.block_of(call, shapes, where)
+        q, k, v, ranges, rows = block.q, block.k, block.v, block.ranges, block.rows
+        biases = chosen.biases(block.biases)
         if self.settings.at_least("full"):
             self._refuse_scattered(rows, where)
             self.stored[self.layer] = self._computed(k, v, self.geometry.canvas, where)
-        q = rows.of(call.q, 2)
         if call.score_mod is not None:
             if rows.index is not None:
                 raise UsageError(f"{where}: a score_mod over scattered rows isn't recorded")
@@ -117,6 +115,14 @@ class RunningPass:
             external, internal, chosen.kept(rows.blank(q, 2)), sets, *self._block_keys(ranges, k, v),
             None if spread is None else spread.each(chosen.kept),
             map=self._map(q, k, call, ranges, biases, rows, chosen))
+
+    def block_of(self, call: AttentionCall, shapes: LayerShapes, where: str) -> tuple[HeadChoice, BlockCall]:
+        """The heads that are recorded, and the block's part of a call, which then has the recorded sequences and heads
+        alone."""
+        chosen, k, v = self._own_heads(call, shapes, where)
+        rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
+        ranges, biases = self._masks_of(call, rows)
+        return chosen, BlockCall(rows.of(call.q, 2), k, v, ranges, biases, rows, call.scale)
 
     def state(self, layer: int) -> None:
         """The loop is about to state this layer's attention, so earlier observations of it no longer count."""

@@ -1,0 +1,68 @@
+"""Decodes with a policy in another author's PyTorch model and loop: :func:`apply`. Imports torch when it is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..recording import torch_for
+
+if TYPE_CHECKING:  # pragma: no cover
+    from .applier import Applier
+
+
+def apply(
+    model: Any,
+    policy: Any,
+    *,
+    block_length: int | None = None,
+    mask_token_id: int | None = None,
+    tokenizer: Any = None,
+    gen_length: int | None = None,
+    denoising_steps: int | None = None,
+    bidirectional: bool | None = None,
+    logit_shift: int | None = None,
+    decoder_layers: Any = None,
+    compiled: str = "keep",
+) -> Applier:
+    """Lets ``model`` decode with a policy within ``with blockscope.apply(...) as run:``.
+
+    Your own loop calls the model as always. At denoising steps, the policy's attention takes the place of the model's
+    own ``scaled_dot_product_attention``; prefill and commit passes stay exact. Sequences, blocks and steps are inferred
+    as by :func:`blockscope.record`, and ``run`` has the same ``step``, ``begin_sequence`` and ``paused``.
+    ``run.summary()`` has the keys that were read. After the block, the model is as before.
+
+    policy: a text of ``blockscope capture --policy``, such as ``"flashblock,reuse=reuse.json"``, ``"mage,k=64"`` or
+        one of your own that ``@blockscope.policy`` registered; or an object with ``choose`` or ``attend``
+        (docs/python.md, "Your own policy").
+    gen_length, denoising_steps: positions after the prompt and steps of a block; ``sparsed`` without ``per_block``
+        needs both.
+    compiled: ``keep``: code of ``torch.compile`` runs unchanged, and attention in it is an error. ``eager``: the whole
+        process runs without compilation while the policy is applied.
+    The other arguments are those of :func:`blockscope.record`.
+
+    Raises:
+        UsageError: an unknown policy or option, attention that can't be replaced (the message names the layer), or
+            a model that is being recorded or has a policy already.
+        CalibrationError: a calibration file for a model of other sizes.
+    """
+    torch = torch_for("apply")
+    from ..recording.model import encoder_and_decoder, model_within
+    from ..recording.regions import Regions
+    from ..recording.settings import Settings, whole
+    from .applier import Applier
+    from .policy_texts import read_policy
+
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    model = model_within(model)
+    settings = Settings.of(
+        model, tokenizer, level="summary", block_length=block_length, mask_token_id=mask_token_id,
+        gen_length=gen_length, bidirectional=bidirectional, logit_shift=logit_shift, layers=None, heads=None,
+        steps=None, blocks=None, batch_rows=None, set_size=1, set_normaliser="prefix", array_type="bf16",
+        compiled=compiled, attention="replace", interventions=(), maps=None, regions=Regions(), ranks=None,
+        canvas=encoder_and_decoder(model) is not None)
+    if denoising_steps is not None:
+        denoising_steps = whole("denoising_steps", denoising_steps, 1)
+    return Applier(model, read_policy(policy), settings, denoising_steps=denoising_steps,
+                   decoder_layers=decoder_layers)

@@ -1,0 +1,233 @@
+"""The applier: gives a model the attention of a policy while another author's loop decodes with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from ..recording.batch import Batch
+from ..recording.calls import AttentionCall
+from ..recording.compiled import uncompiled
+from ..recording.intervention import BlockCall
+from ..recording.observer import Observer
+from ..recording.passes import RunningPass
+from ..recording.settings import Settings
+from ..recording.shapes import LayerShape, configured_shape
+from ..recording.steps import Kind, Pass, Sequence
+from .policy import Attention, ModelShape, Parts, Policy, Step
+from .reads import Reads
+
+
+@dataclass
+class _Counts:
+    """What the steps of a sequence count (SequenceState of probe/decode)."""
+
+    number: int  # of the sequence in the run
+    run_step: int = 0
+    since_read: int = 0
+    unread: list[bool] = field(default_factory=list)
+    planned_steps: int | None = None
+
+
+class Applier(Observer):
+    """The ``run`` of ``with blockscope.apply(...) as run``. The loop needs none of its methods if the model's inputs
+    show everything."""
+
+    _name, _gives = "apply", True
+
+    def __init__(self, model: torch.nn.Module, policy: Policy, settings: Settings, *, denoising_steps: int | None,
+                 decoder_layers: Any) -> None:
+        Observer.__init__(self, model, settings, decoder_layers=decoder_layers, looks_inside=True,
+                          check=lambda shape, where: None)
+        self._policy, self._denoising_steps = policy, denoising_steps
+        self._ready = False  # the policy knows the model's sizes
+        self._counts: dict[Sequence, _Counts] = {}
+        self._steps: list[Step] = []  # of the running pass, by slot; none: a prefill
+        self._replaced: dict[int, torch.Tensor | None] = {}  # layers of the running pass: heads that reused [S, H]
+        self._reads = Reads()
+        self._sequences = self._denoised = self._reused = self._passes = 0
+
+    # --- what users call ----------------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> str:
+        """The policy as a text."""
+        return self._policy.text
+
+    def summary(self) -> dict[str, Any]:
+        """What was decoded and read so far. ``key_rows``: external keys that exact attention reads at the denoising
+        steps, over layers and KV heads; ``key_rows_read``: those that the policy read; ``choice_rows``: rows of
+        head_dim elements that it read to choose; ``commit_key_rows``: those of the commit passes, which are exact."""
+        return {"policy": self.policy, "sequences": self._sequences, "passes": self._passes,
+                "denoising_steps": self._denoised, "steps_reused": self._reused, **self._reads.summary()}
+
+    def __repr__(self) -> str:
+        found = self.summary()
+        return (f"<blockscope.apply {self.policy}: {found['denoising_steps']} denoising steps, {found['steps_reused']} "
+                f"reused; {found['key_rows_read']} of {found['key_rows']} key rows read>")
+
+    def __enter__(self) -> Applier:
+        if self._hooks:
+            raise UsageError("the policy is applied already")
+        shape = configured_shape(uncompiled(self._model))
+        try:
+            if shape is not None and not self._ready:
+                self._set_up(shape)
+            self._open_hooks()
+        except BaseException:
+            self._close_hooks()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._close_hooks()
+        if os.getpid() == self._pid:
+            self._abandon()
+
+    def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
+        """Ends the current sequences, so that the next pass begins others. The arguments are those of a recording."""
+        self._batch = Batch(self._settings)
+
+    # --- passes -------------------------------------------------------------------------------------------------------
+
+    def _set_up(self, shape: LayerShape) -> None:
+        self._policy.setup(ModelShape(self._num_layers, shape.heads, shape.kv_heads, shape.channels))
+        self._ready = True
+
+    def _begin(self, running: RunningPass) -> None:
+        self._replaced, self._steps = {}, []
+        kinds = {one.kind for one in running.passes}
+        if Kind.PREFILL in kinds:
+            return
+        first = self._batch.sequences[0]
+        self._policy.check(bool(first.bidirectional), self._settings.autoregressive)
+        self._counts = {sequence: self._counts.get(sequence) or self._new(sequence, one)
+                        for sequence, one in zip(self._batch.sequences, running.passes)}
+        self._steps = [self._step(slot, one, sequence, self._counts[sequence])
+                       for slot, (one, sequence) in enumerate(zip(running.passes, self._batch.sequences))]
+        self._policy.begin_pass(self._steps)
+
+    def _new(self, sequence: Sequence, one: Pass) -> _Counts:
+        counts = _Counts(self._sequences)
+        self._sequences += 1
+        length = sequence.canvas or sequence.gen_length
+        if self._denoising_steps is not None and (length is not None or self._settings.autoregressive):
+            positions = (sequence.prompt_length or 0) + sequence.initial_length(one) - one.block_start
+            counts.planned_steps = positions // self._settings.block_length * self._denoising_steps
+        return counts
+
+    def _step(self, slot: int, one: Pass, sequence: Sequence, counts: _Counts) -> Step:
+        """Nothing is counted before the pass has ended."""
+        same_block = one.kind is not Kind.DENOISE or one.step > 1
+        unread = counts.unread if same_block and counts.unread else [False] * len(one.masked)
+        return Step(
+            "denoise" if one.kind is Kind.DENOISE else "commit", counts.number, slot, one.block, one.block_start,
+            one.step, counts.run_step + (one.kind is Kind.DENOISE), counts.planned_steps, one.context_length,
+            one.masked, one.changed_rows, (counts.since_read if same_block else 0) + one.changed,
+            [old or new for old, new in zip(unread, one.changed_rows)], tuple(sequence.prompt))
+
+    def _watches(self, running: RunningPass) -> bool:
+        """The keys of a batch show its order."""
+        return running.denoises or running.given.batch > 1
+
+    def _take(self, running: RunningPass, call: AttentionCall) -> None:
+        """A call that was not replaced."""
+        if not running.denoises or running.layer < 0:
+            return
+        raise UsageError(
+            f"{self._layers[running.layer][0]}: {call.function}: its result can't be replaced, so the policy "
+            f"{self.policy} can't be applied. HINT: a layer that calls scaled_dot_product_attention: load the model "
+            "with attn_implementation=\"sdpa\"")
+
+    def _replace(self, running: RunningPass, call: AttentionCall,
+                 own: Callable[[], torch.Tensor]) -> torch.Tensor | None:
+        if not running.denoises or running.layer < 0:
+            return None
+        where = f"{self._layers[running.layer][0]}: {call.function}"
+        self._refuse(running, call, where)
+        shape = call.q.shape
+        with torch.no_grad():
+            _, block = running.block_of(call, self._shapes, where)
+            running.read = call.k
+            self._refuse_block(block, where)
+            if not self._ready:
+                self._set_up(self._shapes.first)
+            parts = self._attend(running, block)
+            if block.rows.count == call.q.shape[2] and block.rows.index is None:
+                return parts.out.reshape(*shape[:3], parts.out.shape[-1])
+            out = own()  # rows around the block are the model's
+            if block.rows.index is None:
+                out.narrow(2, block.rows.first, block.rows.count).copy_(parts.out)
+            else:
+                for slot, index in enumerate(block.rows.index):
+                    out[slot].index_copy_(1, index, parts.out[slot])
+            return out
+
+    def _attend(self, running: RunningPass, block: BlockCall) -> Parts:
+        given = Attention(running.layer, block.q, block.ranges.of(block.k, 2), block.ranges.of(block.v, 2),
+                          block.ranges.inside(block.k, 2), block.ranges.inside(block.v, 2), block.scale)
+        parts = self._policy.attend(given)
+        self._reads.add(running.layer, parts, given.k_ext.shape[2], given.k_ext.shape[1])
+        self._replaced[running.layer] = parts.reused
+        return parts
+
+    def _refuse(self, running: RunningPass, call: AttentionCall, where: str) -> None:
+        """What a policy can't honour."""
+        if running.layer in self._replaced:
+            raise UsageError(f"{where}: called twice in a layer and pass, so the call that attends to the sequence's own "
+                             "keys can't be determined")
+        if call.dropout > 0:
+            raise UsageError(f"{where}: a policy is applied to attention without dropout, got {call.dropout}. HINT: "
+                             "model.eval()")
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)):
+            raise UsageError(f"{where}: an applied policy has no gradients. HINT: decode within torch.no_grad()")
+        if call.v.shape[-1] != call.q.shape[-1]:
+            raise UsageError(f"{where}: a policy is applied to values of as many channels as the queries, got "
+                             f"{call.v.shape[-1]} and {call.q.shape[-1]}")
+
+    def _refuse_block(self, block: BlockCall, where: str) -> None:
+        if block.biases.any:
+            raise UsageError(f"{where}: its mask hides or biases keys that the block's queries may see, so the policy "
+                             f"{self.policy} can't be applied. HINT: a loop whose blocks see every key before them")
+        if block.rows.there is not None:
+            raise UsageError(f"{where}: a policy is applied to whole blocks, and this pass computes only some rows of "
+                             "one. HINT: a loop whose cache computes whole blocks")
+
+    def _end(self, running: RunningPass, output: Any) -> None:
+        self._order.follow(running.given, running.read, running.given.computed or running.given.positions, output)
+        self._passes += 1
+        if not self._steps:
+            return
+        if running.denoises:
+            self._require_layers()
+            self._shapes.the_one([name for name, _ in self._layers])
+        self._policy.end_pass()
+        for slot, (step, sequence) in enumerate(zip(self._steps, self._batch.sequences)):
+            counts = self._counts[sequence]
+            counts.run_step, counts.since_read, counts.unread = step.run_step, step.since_read, step.unread
+            if self._policy.rows_read(slot, len(step.masked_rows)) > 0:
+                counts.since_read, counts.unread = 0, []
+            self._count(slot, step)
+
+    def _count(self, slot: int, step: Step) -> None:
+        if step.denoises:
+            self._denoised += 1
+            self._reused += any(heads is not None and bool(heads[slot].any()) for heads in self._replaced.values())
+        elif self._shapes.first is not None:
+            self._reads.commit_rows += step.context_length * self._shapes.first.kv_heads * self._num_layers
+
+    def _require_layers(self) -> None:
+        missing = [name for index, (name, _) in enumerate(self._layers) if index not in self._replaced]
+        if not missing:
+            return
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UsageError(
+            f"{type(uncompiled(self._model)).__name__}: the attention of {', '.join(missing[:3])}{more} can't be "
+            "replaced: no call of scaled_dot_product_attention was seen. HINT: load the model with "
+            "attn_implementation=\"sdpa\"; of compiled code (torch.compile) nothing is seen: don't compile it, or "
+            "blockscope.apply(..., compiled=\"eager\") runs it as if it weren't")
