@@ -14,10 +14,12 @@ from ..recording.batch import Batch
 from ..recording.calls import AttentionCall
 from ..recording.compiled import uncompiled
 from ..recording.intervention import BlockCall
+from ..recording.model import logits_of
 from ..recording.observer import Observer
 from ..recording.passes import RunningPass
 from ..recording.settings import Settings
 from ..recording.shapes import LayerShape, configured_shape
+from ..recording.statistics import SpareRows, predictions_of
 from ..recording.steps import Kind, Pass, Sequence
 from .policy import Attention, ModelShape, Parts, Policy, Step
 from .reads import Reads
@@ -32,6 +34,16 @@ class _Counts:
     since_read: int = 0
     unread: list[bool] = field(default_factory=list)
     planned_steps: int | None = None
+    masked: list[bool] = field(default_factory=list)  # [B] of the last step
+    predictions: list[tuple[int, float]] = field(default_factory=list)  # [B] its best tokens and their probabilities
+
+    def sure_left(self, changed: list[bool], mask_token_id: int | None) -> float:
+        """Of the tokens that the last step could have decided and did not, the n-th largest probability, where it
+        decided n (probe/decode/step_decision.cpp)."""
+        left = [probability for masked, new, (token, probability) in zip(self.masked, changed, self.predictions)
+                if masked and not new and token != mask_token_id and probability == probability]
+        left.sort(reverse=True)
+        return left[min(max(sum(changed), 1), len(left)) - 1] if left else 0.0
 
 
 class Applier(Observer):
@@ -49,7 +61,7 @@ class Applier(Observer):
         self._counts: dict[Sequence, _Counts] = {}
         self._steps: list[Step] = []  # of the running pass, by slot; none: a prefill
         self._replaced: dict[int, torch.Tensor | None] = {}  # layers of the running pass: heads that reused [S, H]
-        self._reads = Reads()
+        self._reads, self._spare = Reads(), SpareRows()
         self._sequences = self._denoised = self._reused = self._passes = 0
 
     # --- what users call ----------------------------------------------------------------------------------------------
@@ -129,7 +141,8 @@ class Applier(Observer):
             "denoise" if one.kind is Kind.DENOISE else "commit", counts.number, slot, one.block, one.block_start,
             one.step, counts.run_step + (one.kind is Kind.DENOISE), counts.planned_steps, one.context_length,
             one.masked, one.changed_rows, (counts.since_read if same_block else 0) + one.changed,
-            [old or new for old, new in zip(unread, one.changed_rows)], tuple(sequence.prompt))
+            [old or new for old, new in zip(unread, one.changed_rows)], tuple(sequence.prompt),
+            counts.sure_left(one.changed_rows, self._settings.mask_token_id) if same_block else 0.0)
 
     def _watches(self, running: RunningPass) -> bool:
         """The keys of a batch show its order."""
@@ -213,6 +226,21 @@ class Applier(Observer):
             if self._policy.rows_read(slot, len(step.masked_rows)) > 0:
                 counts.since_read, counts.unread = 0, []
             self._count(slot, step)
+        if self._policy.needs_predictions and running.denoises:
+            self._keep_predictions(running, output)
+
+    def _keep_predictions(self, running: RunningPass, output: Any) -> None:
+        logits = running.given.own(logits_of(output))
+        for slot, (one, sequence) in enumerate(zip(running.passes, self._batch.sequences)):
+            counts, found = self._counts[sequence], None
+            if logits is not None:
+                found = predictions_of(one, None, running.given, logits[slot], self._settings, self._spare)
+            if found is None or len(found) != self._settings.block_length:
+                raise UsageError(f"policy {self.policy}: sure needs the logits of every position of the block, and the "
+                                 "model's output doesn't have them. HINT: another condition, such as tau")
+            counts.masked = one.masked
+            counts.predictions = list(zip(*(values.tolist() for values in found.best)))
+            self._spare.give_back(found)
 
     def _count(self, slot: int, step: Step) -> None:
         if step.denoises:
