@@ -63,6 +63,9 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.map_layers = entry<std::vector<std::int64_t>>(from, "map_layers");
   meta.map_heads = entry<std::vector<std::int64_t>>(from, "map_heads");
   meta.map_positions = entry<std::int64_t>(from, "map_positions");
+  meta.block_tokens = entry<std::int64_t>(from, "block_tokens");
+  meta.block_rows = entry<std::vector<std::int64_t>>(from, "block_rows");
+  meta.pair_steps = entry<std::int64_t>(from, "pair_steps");
   meta.model_json = to_string(entry<nb::bytes>(from, "model_json"));
   meta.run_json = to_string(entry<nb::bytes>(from, "run_json"));
   meta.pieces = to_strings(entry<std::vector<nb::bytes>>(from, "pieces"));
@@ -235,12 +238,12 @@ class WriterHandle {
   /// since_read, rows_read, masks_left, recorded, pass_time_ns, and for the keys that the pass
   /// stored (level full) the first position and the number. arrays: dataset, layer slot or -1,
   /// buffer. valid: [B]; empty: all. computed: ranges for every layer; else by_layer has those of
-  /// each layer.
+  /// each layer. timestep: of a continuous model, else NaN.
   void append_row(const std::vector<std::int64_t>& scalars,
                   const std::optional<Transfers>& transfers,
                   const std::optional<Transfers>& insertions, const Ranges& computed,
                   const nb::list& arrays, std::vector<std::uint8_t> valid,
-                  const std::vector<RangesOfLayer>& by_layer) {
+                  const std::vector<RangesOfLayer>& by_layer, float timestep) {
     if (scalars.size() != 15) {
       throw UsageError(fmt::format("append_row: expected 15 scalars, got {}", scalars.size()));
     }
@@ -258,6 +261,7 @@ class WriterHandle {
     row.masks_left = scalars[10];
     row.recorded = scalars[11] != 0;
     row.pass_time_ns = scalars[12];
+    row.timestep = timestep;
     row.prefix_start = scalars[13];
     row.prefix_length = scalars[14];
     if (transfers || insertions) {
@@ -315,7 +319,7 @@ void bind_record(nb::module_& module) {
            nb::arg("text"))
       .def("append_row", &WriterHandle::append_row, nb::arg("scalars"), nb::arg("transfers").none(),
            nb::arg("insertions").none(), nb::arg("computed"), nb::arg("arrays"), nb::arg("valid"),
-           nb::arg("by_layer"))
+           nb::arg("by_layer"), nb::arg("timestep"))
       .def("commit", &WriterHandle::commit)
       .def("finish", &WriterHandle::finish)
       .def("suspend", &WriterHandle::suspend)

@@ -56,7 +56,7 @@ Needs CalibrationMetric::begin_trace(const TraceReader& trace, const TraceShape&
     needs.fields.push_back(Field::similarity_external);
     datasets += ", " + std::string(spec_of(Field::similarity_external).path);
   } else {
-    needs.previous = options_.reference == ReuseReference::adjacent;
+    needs.previous = options_.reference == ReuseReference::adjacent && !reader_.reads_pairs();
   }
   if (computed_from_.find(datasets) == std::string::npos) {
     computed_from_ += (computed_from_.empty() ? "" : ", ") + datasets;
@@ -85,7 +85,7 @@ Needs CalibrationMetric::begin_trace(const TraceReader& trace, const TraceShape&
 }
 
 void CalibrationMetric::add_block(const BlockSteps& block) {
-  if (!reader_.reads_summary()) kept_steps_.add_block(block);
+  if (!reader_.reads_summary() && !reader_.reads_pairs()) kept_steps_.add_block(block);
   count_missing_pairs(block, left_out_);
   count_rows_without_prefix(block, left_out_);
 }
@@ -96,24 +96,35 @@ void CalibrationMetric::add(const StepView& step) {
   const std::size_t heads = shape_.heads.size();
   if (reader_.reads_summary()) {
     if (step.previous() != nullptr) add_stored_similarity(step, layer);
-  } else if (options_.provisional) {
-    add_provisional(step, layer);
-  } else if (options_.reference == ReuseReference::kept) {
-    if (step.reuses(kept_rule_) && step.source(kept_rule_) != nullptr) {
-      compare(
-          step,
-          {step.source(fields_.external, kept_rule_),
-           step.source(fields_.lse_external, kept_rule_).floats(), step.source_valid(kept_rule_)},
-          0, heads, layer);
-    }
-  } else if (step.previous() != nullptr) {
+  } else {
+    add_change(step, layer);
+  }
+  add_errors(step, layer);
+  if (!reader_.reads_summary()) add_rows(step, layer);
+}
+
+/// The change from the reference's step.
+void CalibrationMetric::add_change(const StepView& step, Layer& layer) const {
+  const std::size_t heads = shape_.heads.size();
+  if (options_.provisional) return add_provisional(step, layer);
+  const bool kept = options_.reference == ReuseReference::kept;
+  const StepRef* from = !kept                     ? step.previous()
+                        : step.reuses(kept_rule_) ? step.source(kept_rule_)
+                                                  : nullptr;
+  if (from == nullptr) return;
+  if (reader_.reads_pairs()) {
+    compare_stored(step, from->step, 0, heads, layer);
+  } else if (kept) {
+    compare(step,
+            {step.source(fields_.external, kept_rule_),
+             step.source(fields_.lse_external, kept_rule_).floats(), step.source_valid(kept_rule_)},
+            0, heads, layer);
+  } else {
     compare(step,
             {step.previous(fields_.external), step.previous(fields_.lse_external).floats(),
              step.previous_valid()},
             0, heads, layer);
   }
-  add_errors(step, layer);
-  if (!reader_.reads_summary()) add_rows(step, layer);
 }
 
 /// The errors of each rule's pair by what became of the rows.
@@ -127,11 +138,18 @@ void CalibrationMetric::add_rows(const StepView& step, Layer& layer) const {
     if (!step.reuses(rule) || step.source(rule) == nullptr) continue;
     if (source != step.source(rule)) {  // neighbouring taus mostly have the same one
       source = step.source(rule);
-      sums = reader_.errors_of(
-          step,
-          {step.source(fields_.external, rule), step.source(fields_.lse_external, rule).floats(),
-           step.source_valid(rule)},
-          kept_steps_.kinds(step.now(), t));
+      if (reader_.reads_pairs()) {  // no row of a continuous block is a mask or a token
+        sums.assign(kRowKinds.size() * heads, {});
+        for (std::size_t head = 0; head < heads; ++head) {
+          sums[static_cast<std::size_t>(RowKind::known) * heads + head] =
+              reader_.stored_pair(step, source->step, head).errors;
+        }
+      } else
+        sums = reader_.errors_of(
+            step,
+            {step.source(fields_.external, rule), step.source(fields_.lse_external, rule).floats(),
+             step.source_valid(rule)},
+            kept_steps_.kinds(step.now(), t));
     }
     for (std::size_t i = 0; i < sums.size(); ++i) {
       if (!sums[i].finite()) continue;
@@ -176,17 +194,46 @@ CalibrationMetric::Change CalibrationMetric::compare(const StepView& step, const
   return change;
 }
 
+CalibrationMetric::Change CalibrationMetric::compare_stored(const StepView& step,
+                                                            std::int32_t earlier, std::size_t first,
+                                                            std::size_t heads, Layer& layer) const {
+  const std::size_t range = ranges_.of(step.now().step);
+  Change change;
+  for (std::size_t head = first; head < first + heads; ++head) {
+    const StoredPair pair = reader_.stored_pair(step, earlier, head);
+    Cell& cell = layer.cells[at(0, head, range)];
+    change = {};
+    if (pair.errors.terms == 0) continue;
+    if (!std::isfinite(pair.cosine) || !std::isfinite(pair.drift)) {
+      layer.non_finite += pair.errors.terms;
+      continue;
+    }
+    change = {pair.cosine, pair.drift};
+    cell.similarity.add(change.cosine, pair.errors.terms);
+    cell.lowest.add(change.cosine);
+    cell.drift.add(change.drift, pair.errors.terms);
+  }
+  return change;
+}
+
 void CalibrationMetric::add_provisional(const StepView& step, Layer& layer) const {
   KeptPair& kept = layer.provisional;
-  if (step.now().step == 1) return keep_all(step, kept);
+  if (step.now().step == 1) {
+    layer.read.assign(shape_.heads.size(), 1);
+    return keep_all(step, kept);
+  }
   kept.known = kept.known && step.previous() != nullptr;  // else hidden by a gap
   if (!kept.known) return;
   const ProvisionalMask& mask = *options_.provisional;
   for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
-    const Change change = compare(step, pair_of(kept, head, 1), head, 1, layer);
+    const Change change = reader_.reads_pairs()
+                              ? compare_stored(step, layer.read[head], head, 1, layer)
+                              : compare(step, pair_of(kept, head, 1), head, 1, layer);
     const bool reuses =
         change.cosine > mask.gamma && (!mask.lse_bound || change.drift <= *mask.lse_bound);
-    if (!reuses) keep(step, head, kept);
+    if (reuses) continue;
+    layer.read[head] = step.now().step;
+    if (!reader_.reads_pairs()) keep(step, head, kept);
   }
 }
 
@@ -203,12 +250,13 @@ void CalibrationMetric::keep(const StepView& step, std::size_t head, KeptPair& p
 }
 
 void CalibrationMetric::keep_all(const StepView& step, KeptPair& pair) const {
-  const ArrayView now = step.now(fields_.external);
   const std::size_t heads = shape_.heads.size();
   pair.known = true;
   pair.sequence = step.now().sequence;
   pair.block = step.now().block;
   pair.step = step.now().step;
+  if (reader_.reads_pairs()) return;
+  const ArrayView now = step.now(fields_.external);
   pair.type = now.type;
   pair.external.resize(now.size * (now.type == ViewType::bf16 ? 2U : 4U));
   pair.lse.resize(heads * step.valid().size());
@@ -263,6 +311,17 @@ void CalibrationMetric::add_errors(const StepView& step, Layer& layer) {
   if (ranges_.size() > 1) add_masked_errors(step, taus, layer);
 }
 
+std::vector<ReuseErrorSums> CalibrationMetric::errors_from(const StepView& step,
+                                                           const KeptPair& pair) const {
+  const std::size_t heads = shape_.heads.size();
+  if (!reader_.reads_pairs()) return reader_.errors_of(step, pair_of(pair, 0, heads));
+  std::vector<ReuseErrorSums> sums;
+  for (std::size_t head = 0; head < heads; ++head) {
+    sums.push_back(reader_.stored_pair(step, pair.step, head).errors);
+  }
+  return sums;
+}
+
 /// The errors if a head read, by its mask, up to the end of an earlier range.
 void CalibrationMetric::add_masked_errors(const StepView& step,
                                           const std::vector<ReuseErrorReader::Tau>& read,
@@ -282,7 +341,7 @@ void CalibrationMetric::add_masked_errors(const StepView& step,
       const bool later = ranges_.first[earlier + 1] - 1 > step.source(rule)->step;
       if (later && !end.known) continue;
       if (later && of_end[earlier].empty()) {
-        of_end[earlier] = reader_.errors_of(step, pair_of(end, 0, shape_.heads.size()));
+        of_end[earlier] = errors_from(step, end);
       }
       for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
         const ReuseErrorSums& sums = later ? of_end[earlier][head] : read[t].heads[head];

@@ -57,6 +57,7 @@ class CalibrationMetric : public StepMetric {
     std::vector<LeftOutSteps> left_out;  // [taus]
     std::int64_t non_finite = 0, zero = 0;
     KeptPair provisional;            // of each head's last provisional read
+    std::vector<std::int32_t> read;  // [H]: the step of that read, with stored pairs
     std::vector<KeptPair> ends;      // [ranges - 1]: of the range's last step
     std::vector<CosineSum> cosines;  // scratch
   };
@@ -72,11 +73,16 @@ class CalibrationMetric : public StepMetric {
   /// their cells. Returns the change of the last one.
   Change compare(const StepView& step, const ExternalPair& pair, std::size_t first,
                  std::size_t heads, Layer& layer) const;
+  /// The same with what the trace has of the comparison with an earlier step.
+  Change compare_stored(const StepView& step, std::int32_t earlier, std::size_t first,
+                        std::size_t heads, Layer& layer) const;
+  void add_change(const StepView& step, Layer& layer) const;
   void add_provisional(const StepView& step, Layer& layer) const;
   void add_errors(const StepView& step, Layer& layer);
   void add_rows(const StepView& step, Layer& layer) const;
   void add_masked_errors(const StepView& step, const std::vector<ReuseErrorReader::Tau>& read,
                          Layer& layer);
+  std::vector<ReuseErrorSums> errors_from(const StepView& step, const KeptPair& pair) const;
   void keep(const StepView& step, std::size_t head, KeptPair& pair) const;
   void keep_all(const StepView& step, KeptPair& pair) const;
   ExternalPair pair_of(const KeptPair& pair, std::size_t first, std::size_t heads) const;

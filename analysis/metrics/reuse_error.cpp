@@ -85,7 +85,9 @@ std::vector<double> ReuseErrorReader::taus() const {
 Needs ReuseErrorReader::begin_trace(const TraceReader& trace, const TraceShape& shape,
                                     const std::string& metric) {
   fields_ = exact_fields(trace);
-  reads_summary_ = from_summary_ || !trace.has(fields_.external);
+  pair_steps_ = from_summary_ ? 0 : trace.info().meta.pair_steps;
+  path_ = trace.info().path;
+  reads_summary_ = pair_steps_ == 0 && (from_summary_ || !trace.has(fields_.external));
   // Before /steps/since_read, recorders followed the paper's letter.
   const bool accumulates = trace.info().meta.has_since_read;
   summary_count_ = accumulates ? ReuseCount::since_read : ReuseCount::step;
@@ -95,7 +97,10 @@ Needs ReuseErrorReader::begin_trace(const TraceReader& trace, const TraceShape& 
   layers_.resize(shape.layers.size());
   Needs needs;
   needs.rules = rules_;
-  if (reads_summary_) {
+  if (pair_steps_ > 0) {
+    require_field(trace, Field::step_pair, metric);
+    needs.fields = {Field::reuse_error, Field::step_pair};
+  } else if (reads_summary_) {
     needs.fields = {Field::reuse_error};
   } else {
     require_field(trace, Field::attention_internal, metric);
@@ -105,6 +110,7 @@ Needs ReuseErrorReader::begin_trace(const TraceReader& trace, const TraceShape& 
 }
 
 std::string ReuseErrorReader::computed_from() const {
+  if (reads_pairs()) return std::string(spec_of(Field::step_pair).path);
   if (reads_summary_) return std::string(spec_of(Field::reuse_error).path);
   return paths_of(output_fields(fields_));
 }
@@ -116,7 +122,9 @@ const std::vector<ReuseErrorReader::Tau>& ReuseErrorReader::read(const StepView&
     layer.taus[t].rule = step.reuses(rules_[t]) ? Rule::reused : Rule::recomputed;
     layer.taus[t].heads.clear();
   }
-  if (reads_summary_) {
+  if (reads_pairs()) {
+    read_pairs(step, layer);
+  } else if (reads_summary_) {
     read_stored(step, layer);
   } else {
     read_arrays(step, layer);
@@ -147,6 +155,46 @@ void ReuseErrorReader::read_stored(const StepView& step, Layer& layer) const {
       tau.heads.push_back(total);
     }
   }
+}
+
+void ReuseErrorReader::read_pairs(const StepView& step, Layer& layer) const {
+  const auto stored = step.now(Field::reuse_error).floats();  // for the output alone
+  for (std::size_t t = 0; t < rules_.size(); ++t) {
+    Tau& tau = layer.taus[t];
+    const StepRef* source = tau.rule == Rule::reused ? step.source(rules_[t]) : nullptr;
+    if (tau.rule == Rule::reused && source == nullptr) {
+      tau.rule = Rule::hidden;
+      continue;
+    }
+    for (std::size_t head = 0; head < heads_; ++head) {
+      if (source != nullptr) {
+        tau.heads.push_back(stored_pair(step, source->step, head).errors);
+        continue;
+      }
+      const double reference = stored[head * 4 + 2];
+      tau.heads.push_back({0.0, 0.0, reference, reference, step.num_valid()});
+    }
+  }
+}
+
+StoredPair ReuseErrorReader::stored_pair(const StepView& step, std::int32_t earlier,
+                                         std::size_t head) const {
+  if (earlier < 1 || earlier > pair_steps_) {
+    throw TraceError(fmt::format(
+        "{}:{}: expected a comparison with step {} of a block, but the trace has those with steps "
+        "1 to {}. HINT: record(..., pair_steps={})",
+        path_, spec_of(Field::step_pair).path, earlier, pair_steps_, earlier));
+  }
+  const auto all = step.now(Field::step_pair).floats();  // [earlier_step, H, pair_sum]
+  const auto at = (static_cast<std::size_t>(earlier - 1) * heads_ + head) * kPairSums;
+  const auto sums = all.subspan(at, kPairSums);
+  const double rows = sums[0];
+  StoredPair pair;
+  pair.cosine = rows > 0.0 ? sums[1] / rows : kNaN;
+  pair.drift = rows > 0.0 ? sums[2] / rows : kNaN;
+  const bool known = std::isfinite(rows);
+  pair.errors = {sums[3], sums[4], sums[5], sums[6], known ? static_cast<std::int64_t>(rows) : 0};
+  return pair;
 }
 
 ReuseErrorReader::Scratch& ReuseErrorReader::scratch_of_thread() {

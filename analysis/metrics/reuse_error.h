@@ -5,10 +5,10 @@
 // one-step and not propagated: step s has the inputs of the recorded run. gamma only masks heads,
 // so the sums per head of one tau serve every gamma.
 //
-// From the arrays of level `outputs` for any tau >= 1, or from /summary/reuse_error, which has tau
-// 2, 3, 4 and inf. A step that the rule recomputes adds no error, only its output to the reference.
-// Left out and counted are rows without a prefix, steps with a source hidden by a gap, and heads
-// with values that are not finite.
+// From the arrays of level `outputs` or from /summary/step_pair for any tau >= 1, or from
+// /summary/reuse_error, which has tau 2, 3, 4 and inf. A step that the rule recomputes adds no
+// error, only its output to the reference. Left out and counted are rows without a prefix, steps
+// with a source hidden by a gap, and heads with values that are not finite.
 #pragma once
 
 #include <array>
@@ -54,6 +54,13 @@ struct ExternalPair {
   std::span<const std::uint8_t> valid;
 };
 
+/// What /summary/step_pair holds of one head: this step's pair and that of an earlier step.
+struct StoredPair {
+  double cosine = 0.0;  ///< mean over the rows; NaN without rows
+  double drift = 0.0;   ///< mean of |L_out - the earlier one|
+  ReuseErrorSums errors;
+};
+
 /// The sums of one step in one layer under every tau, from arrays or summaries.
 class ReuseErrorReader {
  public:
@@ -65,6 +72,7 @@ class ReuseErrorReader {
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape, const std::string& metric);
   std::vector<double> taus() const;
   bool reads_summary() const { return reads_summary_; }  ///< for the current trace
+  bool reads_pairs() const { return pair_steps_ > 0; }   ///< /summary/step_pair, likewise
   std::string computed_from() const;                     ///< datasets of the current trace
 
   enum class Rule : std::uint8_t {
@@ -83,6 +91,9 @@ class ReuseErrorReader {
   /// if its pair were this one. With `kinds` [B]: [RowKind, recorded heads].
   std::vector<ReuseErrorSums> errors_of(const StepView& step, const ExternalPair& pair,
                                         std::span<const std::uint8_t> kinds = {}) const;
+  /// With reads_pairs(): the comparison of a head with an earlier step of the block. Throws
+  /// TraceError if the trace has none with that step.
+  StoredPair stored_pair(const StepView& step, std::int32_t earlier, std::size_t head) const;
 
  private:
   /// Data of one layer. Only one thread at a time uses it.
@@ -98,12 +109,15 @@ class ReuseErrorReader {
   static Scratch& scratch_of_thread();
   void read_arrays(const StepView& step, Layer& layer) const;
   void read_stored(const StepView& step, Layer& layer) const;
+  void read_pairs(const StepView& step, Layer& layer) const;
   std::vector<ReuseErrorSums> reference_sums(const StepView& step, const Scratch& scratch) const;
 
   std::vector<ReuseRule> rules_;
   bool from_summary_ = false;
   ReuseCount summary_count_ = ReuseCount::since_read;  // of the current trace
   bool reads_summary_ = false;
+  std::int64_t pair_steps_ = 0;  // of the current trace, if its pairs are read
+  std::string path_;
   ExactFields fields_;
   std::size_t heads_ = 0;
   std::size_t channels_ = 0;

@@ -41,8 +41,7 @@ struct Reads {
 /// The tokens that the step before this row decided. Moves `last` to this row.
 std::int32_t decided_after(Reads& last, const StepColumns& columns, std::size_t i) {
   const Reads now{columns.since_read[i], columns.rows_read[i]};
-  const std::int64_t decided =
-      decided_between(now.since_read, last.since_read, last.rows_read);
+  const std::int64_t decided = decided_between(now.since_read, last.since_read, last.rows_read);
   last = now;
   return static_cast<std::int32_t>(decided);
 }
@@ -83,13 +82,14 @@ bool RowSelection::contains(std::int64_t sequence, std::int64_t block) const {
 std::vector<BlockSteps> list_blocks(const TraceReader& trace, const RowSelection& selection) {
   const std::int64_t rows = trace.info().num_rows;
   const std::vector<std::uint8_t> aborted = trace.aborted();
+  const bool continuous = trace.info().meta.continuous();
   std::map<std::pair<std::int64_t, std::int32_t>, std::size_t> index_of;
   std::vector<BlockSteps> blocks;
   std::vector<Reads> last;  // by block, of its last step so far
   for (std::int64_t first = 0; first < rows; first += kRowsPerRead) {
     const StepColumns columns = trace.steps(first, std::min(kRowsPerRead, rows - first));
     for (std::size_t i = 0; std::cmp_less(i, columns.count); ++i) {
-      if (columns.kind[i] != static_cast<std::uint8_t>(PassKind::denoise)) continue;
+      if (!is_step(static_cast<PassKind>(columns.kind[i]), continuous)) continue;
       StepRef step = step_at(columns, i);
       if (step.sequence < 0 || std::cmp_greater_equal(step.sequence, aborted.size())) {
         corrupt(

@@ -94,7 +94,8 @@ void TraceCheck::sequences(std::int64_t count) {
             std::min(kLargestLength, elements - start[i]));
       least = std::min(least, start[i]);
       end = std::max(end, start[i] + length[i]);
-      positions_ = std::max(positions_, length[i] + gen_length[i]);
+      positions_ = trace_->meta().continuous() ? kLargestLength  // not known in advance
+                                               : std::max(positions_, length[i] + gen_length[i]);
     }
     check_texts(first, part);
     check_prompts(least, end);

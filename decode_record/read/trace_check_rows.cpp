@@ -37,7 +37,9 @@ void TraceCheck::check_row(const Columns& columns, std::size_t i, Elements& elem
 void TraceCheck::check_step(const Columns& columns, std::size_t i, Sequence& sequence) const {
   const std::int64_t row = columns.first + static_cast<std::int64_t>(i);
   const std::int64_t block_length = trace_->meta().block_length;
-  const std::int64_t positions = sequence.prompt_length + sequence.length;
+  const bool continuous = trace_->meta().continuous();
+  const std::int64_t positions =
+      continuous ? kLargestLength : sequence.prompt_length + sequence.length;
   const auto in = [&](Field field, std::int64_t value, std::int64_t least, std::int64_t most) {
     check(field, "row", row, value, least, most);
   };
@@ -45,7 +47,7 @@ void TraceCheck::check_step(const Columns& columns, std::size_t i, Sequence& seq
   in(Field::step_kind, columns.kind[i], 0, static_cast<std::int64_t>(PassKind::commit));
   in(Field::step_block, columns.block[i], -1, positions);
   in(Field::step_block_start, columns.block_start[i], 0, positions);
-  const bool denoises = columns.kind[i] == static_cast<std::int64_t>(PassKind::denoise);
+  const bool denoises = is_step(static_cast<PassKind>(columns.kind[i]), continuous);
   const std::int64_t before = columns.block[i] == sequence.block ? sequence.step : 0;
   const std::int64_t step = denoises ? before + 1 : 0;
   in(Field::step_step, columns.step[i], step, step);

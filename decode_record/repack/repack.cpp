@@ -73,7 +73,7 @@ std::string repacked_run_json(const RawTraces& traces, const RepackOptions& opti
 TraceMeta output_meta(const RawTraces& traces, const RepackOptions& options) {
   const RawTrace& first = *traces.front();
   TraceMeta meta = first.meta();
-  meta.format_version = kTraceFormatVersion;
+  meta.format_version = version_of(meta);
   meta.run_json = repacked_run_json(traces, options);
   const auto offsets =
       first.read_integers(Field::token_offset, 0,
@@ -96,7 +96,7 @@ TraceMeta output_meta(const RawTraces& traces, const RepackOptions& options) {
 /// Whether another file can show the trace's arrays: they are in the trace's own file, without
 /// extra rows.
 bool can_be_shown(const RawTrace& trace) {
-  if (trace.meta().format_version != kTraceFormatVersion) return false;  // has other dataset names
+  if (trace.meta().format_version != version_of(trace.meta())) return false;  // has other dataset names
   return std::ranges::all_of(kDatasets, [&](const DatasetSpec& spec) {
     if (!trace.has(spec.field) || !is_virtual(spec)) return true;
     const h5::Dataset& dataset = trace.dataset(spec.field);

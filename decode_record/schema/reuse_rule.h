@@ -66,6 +66,8 @@ enum class RowKind : std::uint8_t {
 inline constexpr std::array<std::string_view, 3> kRowKinds{"masks", "known", "decided"};
 /// Sums per row kind of /summary/kept_pair: rows, cosine, change of L_out, e^2, ref^2.
 inline constexpr std::int64_t kKeptSums = 5;
+/// Sums of /summary/step_pair: rows, cosine, change of L_out, e^2, |e|, ref^2, dot.
+inline constexpr std::int64_t kPairSums = 7;
 
 /// The tokens that a step decided, from the row after it: `since_read` of both rows, and the rows
 /// that the earlier one read for (/steps/rows_read).

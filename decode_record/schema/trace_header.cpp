@@ -46,6 +46,10 @@ constexpr const char* kBinsAttribute = "distance_bins";
 // Likewise, only with /map. Its layers and heads are coordinates.
 constexpr const char* kMapPositions = "map_positions";
 
+// Likewise, only in traces of continuous models.
+constexpr std::array<IntField, 2> kContinuousInts{
+    {{"block_tokens", &TraceMeta::block_tokens}, {"pair_steps", &TraceMeta::pair_steps}}};
+
 // Likewise, only if they are true.
 struct Mark {
   const char* name;
@@ -235,10 +239,10 @@ std::int64_t read_version(const h5::File& file) {
                     file.path, kTraceFormat, format.value_or("nothing")));
   }
   const std::int64_t version = required_int(file, "/", "format_version");
-  if (version > kTraceFormatVersion) {
+  if (version > kContinuousFormatVersion) {
     throw UnsupportedVersion(
         fmt::format("{}: expected format_version up to {}, got {}. HINT: use a newer blockscope.",
-                    file.path, kTraceFormatVersion, version));
+                    file.path, kContinuousFormatVersion, version));
   }
   if (version < 1) corrupt(file, fmt::format("format_version {} does not exist", version));
   return version;
@@ -284,7 +288,7 @@ std::string stored_path(const DatasetSpec& spec, const TraceMeta& meta) {
 
 void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
   h5::write_attribute(file, "/", "format", kTraceFormat);
-  h5::write_attribute(file, "/", "format_version", kTraceFormatVersion);
+  h5::write_attribute(file, "/", "format_version", version_of(meta));
   h5::write_attribute(file, "/", "level", to_string(meta.level));
   h5::write_attribute(file, "/", "lse_base", "e");
   h5::write_attribute(file, "/", "softmax_scale", meta.softmax_scale);
@@ -307,6 +311,9 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
   if (!meta.regions.empty()) {
     h5::write_attribute(file, "/", kRegions, fmt::format("{}", fmt::join(meta.regions, ",")));
     h5::write_attribute(file, "/", kBinsAttribute, meta.distance_bins);
+  }
+  for (const IntField& field : kContinuousInts) {
+    if (meta.continuous()) h5::write_attribute(file, "/", field.name, meta.*field.member);
   }
   if (exists_in(spec_of(Field::map_weight), meta)) {
     h5::write_attribute(file, "/", kMapPositions, meta.map_positions);
@@ -333,6 +340,9 @@ std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& me
       return to_bytes(to_int32(meta.heads));
     case Field::kv_head:
       return to_bytes(to_int32(meta.kv_heads));
+    case Field::block_position:
+      if (meta.continuous()) return to_bytes(to_int32(meta.block_rows));
+      break;
     case Field::map_layer:
       return to_bytes(to_int32(meta.map_layers));
     case Field::map_head:
@@ -415,6 +425,10 @@ TraceMeta read_header(const h5::File& file) {
       meta.*selection.member = read_coordinate(file, selection.field);
     }
   }
+  for (const IntField& field : kContinuousInts) {
+    meta.*field.member = h5::read_int_attribute(file, "/", field.name).value_or(0);
+  }
+  if (meta.continuous()) meta.block_rows = read_coordinate(file, Field::block_position);
   meta.draft_cost = read_costs(file);
   meta.model_json = read_text(file, Field::model_json);
   meta.run_json = read_text(file, Field::run_json);
@@ -459,6 +473,11 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
     differs(selection.name, fmt::format("{}", fmt::join(file.*selection.member, " ")),
             fmt::format("{}", fmt::join(wanted.*selection.member, " ")));
   }
+  for (const IntField& field : kContinuousInts) {
+    differs(field.name, file.*field.member, wanted.*field.member);
+  }
+  differs("block_rows", fmt::format("{}", fmt::join(file.block_rows, " ")),
+          fmt::format("{}", fmt::join(wanted.block_rows, " ")));
   differs(kMapPositions, file.map_positions, wanted.map_positions);
   differs("level", to_string(file.level), to_string(wanted.level));
   differs("softmax_scale", file.softmax_scale, wanted.softmax_scale);

@@ -22,6 +22,8 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "error_sum",
     "row_kind",
     "kept_sum",
+    "earlier_step",
+    "pair_sum",
     "per_token",
     "model_layer",
     "side",
@@ -107,6 +109,10 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::summary) && !meta.regions.empty() && meta.has_answer_blocks;
     case Exists::kept_pair:
       return at_least(RecordLevel::summary) && meta.has_kept_pair;
+    case Exists::continuous:
+      return meta.continuous();
+    case Exists::step_pairs:
+      return at_least(RecordLevel::summary) && meta.pair_steps > 0;
     case Exists::prompt_regions:
       return at_least(RecordLevel::summary) && meta.regions.size() > kRegionNames.size();
     case Exists::intervened:
@@ -163,6 +169,10 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
       return size(kRowKinds);
     case Axis::kept_sum:
       return kKeptSums;
+    case Axis::earlier_step:
+      return meta.pair_steps;
+    case Axis::pair_sum:
+      return kPairSums;
     case Axis::per_token:
       return meta.experts_per_token;
     case Axis::model_layer:

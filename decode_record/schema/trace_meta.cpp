@@ -23,6 +23,8 @@ constexpr std::array<std::string_view, 5> kReasonNames{"unfinished", "length", "
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;
 // HDF5 takes chunks of less than 4 GB; a row of /map is one.
 constexpr std::int64_t kLargestMapRow = std::int64_t{1} << 31;
+// Blocks of video have a handful of steps.
+constexpr std::int64_t kMostPairSteps = 1024;
 // One day: longer than any pass, and exact in a double.
 constexpr std::int64_t kLongestPassNs = std::int64_t{86'400} * 1'000'000'000;
 
@@ -102,6 +104,24 @@ void check_regions(const TraceMeta& meta) {
   }
 }
 
+void check_continuous(const TraceMeta& meta) {
+  check_size("block_tokens", meta.block_tokens, 0);
+  if (meta.pair_steps < 0 || meta.pair_steps > kMostPairSteps) {
+    throw UsageError(fmt::format("trace meta: pair_steps: expected 0 to {}, got {}", kMostPairSteps,
+                                 meta.pair_steps));
+  }
+  if (!meta.continuous()) {
+    if (meta.pair_steps == 0 && meta.block_rows.empty()) return;
+    throw UsageError("trace meta: block_rows, pair_steps: expected none without block_tokens");
+  }
+  check_selection("block_rows", meta.block_rows, meta.block_tokens);
+  if (std::cmp_not_equal(meta.block_rows.size(), meta.block_length)) {
+    throw UsageError(
+        fmt::format("trace meta: block_rows: expected {}, as block_length says, got {}",
+                    meta.block_length, meta.block_rows.size()));
+  }
+}
+
 void check_draft_cost(const TraceMeta& meta) {
   const std::vector<DraftCost>& costs = meta.draft_cost;
   if (costs.empty()) return;
@@ -178,10 +198,11 @@ void check_meta(const TraceMeta& meta) {
   check_size("num_kv_heads", meta.num_kv_heads, 1);
   check_size("head_dim", meta.head_dim, 1);
   check_size("hidden_size", meta.hidden_size, 1);
-  check_size("vocab_size", meta.vocab_size, 1);
+  check_size("vocab_size", meta.vocab_size, meta.continuous() ? 0 : 1);
   check_size("block_length", meta.block_length, 1);
   check_size("set_size", meta.set_size, 0);
   check_size("selected_size", meta.selected_size, 0);
+  check_continuous(meta);
   check_regions(meta);
   check_maps(meta);
   check_size("experts_per_token", meta.experts_per_token, 0);

@@ -143,6 +143,12 @@ struct TraceMeta {
                                          ///< other traces count reuse by step
   bool has_kept_pair = false;            ///< /summary has comparisons with the kept pair
   bool has_interventions = false;        ///< the run changes heads: /attention/intervened
+  /// Tokens of a block of a continuous model (latents and timesteps instead of token ids); 0: a
+  /// model of tokens. Its clean passes (commit) are steps as well, and frames hold no tokens.
+  std::int64_t block_tokens = 0;
+  /// Places in such a block of the rows along the axis block_position, rising. [block_length]
+  std::vector<std::int64_t> block_rows;
+  std::int64_t pair_steps = 0;  ///< earlier steps in /summary/step_pair; 0: no such dataset
   ArrayType array_type = ArrayType::bf16;
 
   /// Resolved config, checkpoint digest, source of each value.
@@ -151,9 +157,15 @@ struct TraceMeta {
   std::string run_json = R"({"version":""})";
   std::vector<std::string> pieces;  ///< vocabulary piece of token i, as bytes; may be empty
 
+  bool continuous() const { return block_tokens > 0; }
   /// Fills layers, heads and kv_heads with everything the model has.
   void record_everything();
 };
+
+/// The format_version of a trace like this one that is written now.
+inline std::int64_t version_of(const TraceMeta& meta) {
+  return meta.continuous() ? kContinuousFormatVersion : kTraceFormatVersion;
+}
 
 /// Throws UsageError that names the field if the numbers contradict each other.
 void check_meta(const TraceMeta& meta);
@@ -165,6 +177,10 @@ std::string to_hex(const PromptHash& hash);
 
 /// Kinds of forward passes, as stored in /steps/kind.
 enum class PassKind : std::uint8_t { prefill = 0, denoise = 1, commit = 2 };
+/// Whether a pass of this kind is a step of its block.
+constexpr bool is_step(PassKind kind, bool continuous) {
+  return kind == PassKind::denoise || (continuous && kind == PassKind::commit);
+}
 
 /// Why a sequence ended, as stored in /sequences/finish_reason.
 enum class FinishReason : std::uint8_t {

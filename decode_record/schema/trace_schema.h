@@ -14,6 +14,8 @@ namespace blockscope {
 
 inline constexpr std::string_view kTraceFormat = "blockscope-trace";
 inline constexpr std::int64_t kTraceFormatVersion = 2;
+/// Of traces of continuous models (TraceMeta::continuous); the largest that is read.
+inline constexpr std::int64_t kContinuousFormatVersion = 3;
 inline constexpr std::array<float, 4> kReuseTaus{2.0F, 3.0F, 4.0F,
                                                  std::numeric_limits<float>::infinity()};
 inline constexpr std::size_t kMaxRank = 6;
@@ -23,8 +25,8 @@ inline constexpr std::size_t kMaxRank = 6;
 enum class Field : std::uint8_t {
   // coordinates of the axes (dimension scales)
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, row_kind, kept_sum, per_token, model_layer, side, distance, offset, region, answer_block,
-  map_layer, map_head, position,
+  error_sum, row_kind, kept_sum, earlier_step, pair_sum, per_token, model_layer, side, distance,
+  offset, region, answer_block, map_layer, map_head, position,
   // what ran
   model_json, run_json, run_complete, token_offset, token_bytes,
   // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
@@ -36,7 +38,7 @@ enum class Field : std::uint8_t {
   // one row per forward pass of a sequence
   step_committed, step_sequence, step_pass, step_previous, step_kind, step_block,
   step_block_start, step_step, step_context_length, step_changed, step_since_read, step_rows_read,
-  step_masks_left, step_valid, step_recorded, step_pass_time_ns,
+  step_masks_left, step_valid, step_recorded, step_pass_time_ns, step_timestep,
   // decoding trajectory, CSR: row r owns [end[r-1], end[r])
   delta_end, delta_position, delta_token, delta_confidence, delta_step, insert_end,
   insert_position, insert_token, insert_confidence, insert_step, delete_end, delete_position,
@@ -68,7 +70,7 @@ enum class Field : std::uint8_t {
   prefix_value,
   // summaries
   similarity_external, similarity_internal, external_mass, hidden_gap, query_gap, query_block_gap,
-  reuse_error, kept_pair,
+  reuse_error, kept_pair, step_pair,
   // how the weights are spread over the keys
   spread_entropy, spread_largest, spread_distance, spread_offset, spread_region,
   spread_answer_block,
@@ -88,8 +90,8 @@ enum class ElementType : std::uint8_t { u8, i32, i64, f32, f16, array };
 /// Axis names are the names of the dimension scales at the root of the file.
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, row_kind, kept_sum, per_token, model_layer, side, distance, offset, region, answer_block,
-  map_layer, map_head, position, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  error_sum, row_kind, kept_sum, earlier_step, pair_sum, per_token, model_layer, side, distance,
+  offset, region, answer_block, map_layer, map_head, position, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
   prefix_element, revocation, query_range, key_range, value_range, draft_cost,
   count
@@ -123,6 +125,8 @@ enum class Exists : std::uint8_t {
   spread,          ///< level summary, and regions
   answer_blocks,   ///< as `spread`, and has_answer_blocks
   kept_pair,       ///< level summary, and has_kept_pair
+  continuous,      ///< block_tokens > 0
+  step_pairs,      ///< level summary, and pair_steps > 0
   prompt_regions,  ///< as `spread`, and regions of a prompt's parts
   intervened,      ///< level summary, and has_interventions
   maps,            ///< level summary, and map_layers
@@ -175,6 +179,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
   constexpr Axes rlhs{A::row, A::layer, A::head, A::side};
   constexpr Axes rtlhe{A::row, A::tau, A::layer, A::head, A::error_sum};
   constexpr Axes rtlhks{A::row, A::tau, A::layer, A::head, A::row_kind, A::kept_sum};
+  constexpr Axes relhp{A::row, A::earlier_step, A::layer, A::head, A::pair_sum};
   return std::array<DatasetSpec, kNumFields>{{
     // coordinates of the axes (dimension scales)
     {F::row, "/row", i64, 1, {A::row}, S::column, E::always, "row number"},
@@ -199,6 +204,11 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "0: masks, 1: known at the read, 2: decided since"},
     {F::kept_sum, "/kept_sum", i32, 1, {A::kept_sum}, S::fixed, E::kept_pair,
      "0: positions, 1: sum cosine, 2: sum of L_out's change, 3: sum e^2, 4: sum ref^2"},
+    {F::earlier_step, "/earlier_step", i32, 1, {A::earlier_step}, S::fixed, E::step_pairs,
+     "1 .. pair_steps: a step of the block"},
+    {F::pair_sum, "/pair_sum", i32, 1, {A::pair_sum}, S::fixed, E::step_pairs,
+     "0: positions, 1: sum cosine, 2: sum of L_out's change, 3: sum e^2, 4: sum |e|, 5: sum ref^2, "
+     "6: sum dot"},
     {F::per_token, "/per_token", i32, 1, {A::per_token}, S::fixed, E::router,
      "0 .. experts_per_token-1"},
     {F::model_layer, "/model_layer", i32, 1, {A::model_layer}, S::fixed, E::cache,
@@ -299,6 +309,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "1: the row passed the recorder's filters"},
     {F::step_pass_time_ns, "/steps/pass_time_ns", i64, 1, {A::row}, S::column, E::always,
      "duration of the forward pass"},
+    {F::step_timestep, "/steps/timestep", f32, 1, {A::row}, S::column, E::continuous,
+     "the timestep that the model was called with"},
     // decoding trajectory, CSR: row r owns [end[r-1], end[r])
     {F::delta_end, "/frames/delta_end", i64, 1, {A::row}, S::column, E::always,
      "end of the row in position, token, confidence, step"},
@@ -478,6 +490,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "sums of the one-step reuse error"},
     {F::kept_pair, "/summary/kept_pair", f32, 6, rtlhks, S::column, E::kept_pair,
      "sums of the comparison with the kept pair; NaN: the rule reads at this step"},
+    {F::step_pair, "/summary/step_pair", f32, 5, relhp, S::column, E::step_pairs,
+     "sums of the comparison with each earlier step of the block; NaN: no such step"},
     // how the weights are spread over the keys
     {F::spread_entropy, "/spread/entropy", f32, 4, rlhs, S::column, E::spread,
      "entropy of the weights in nats, mean over the queries"},

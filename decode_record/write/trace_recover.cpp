@@ -44,11 +44,11 @@ std::optional<h5::Dataset> open_bare_scale(const h5::File& file, Axis axis) {
 /// back.
 void TraceFile::check_resumable(const std::string& path, const TraceMeta& meta) {
   StoredTrace trace(path, Writer::none);
-  if (trace.meta().format_version != kTraceFormatVersion) {
+  if (trace.meta().format_version != version_of(trace.meta())) {
     throw UnsupportedVersion(
         fmt::format("{}: expected a trace of schema {} to go on with, got schema {}. HINT: capture "
                     "again under another name; the trace can still be read.",
-                    path, kTraceFormatVersion, trace.meta().format_version));
+                    path, version_of(trace.meta()), trace.meta().format_version));
   }
   check_same_layout(trace.meta(), meta, path);
   for (const DatasetSpec& spec : kDatasets) {

@@ -137,6 +137,7 @@ void TraceStore::write_step(const RowItem& item) {
   file_.append(Field::step_valid, valid.data(), valid.size());
   file_.append_value(Field::step_recorded, static_cast<std::uint8_t>(row.recorded));
   file_.append_value(Field::step_pass_time_ns, row.pass_time_ns);
+  if (meta_.continuous()) file_.append_value(Field::step_timestep, row.timestep);
   file_.append_value(Field::row_keyframe, item.keyframe);
 }
 

@@ -181,7 +181,7 @@ std::int64_t TraceWriter::Impl::begin_sequence(SequenceStart start) {
 void TraceWriter::Impl::append_row(TraceRow row) {
   check_row(row, meta_);
   SequenceState& state = state_of(row.sequence);
-  const bool denoises = row.kind == PassKind::denoise;
+  const bool denoises = is_step(row.kind, meta_.continuous());
   const std::int64_t before = row.block == state.block ? state.step : 0;
   check_step(row, denoises ? before + 1 : 0);
   RowItem item;

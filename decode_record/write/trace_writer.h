@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -61,12 +62,13 @@ struct TraceRow {
   std::int64_t changed = 0;         ///< M
   std::int64_t since_read = 0;      ///< tokens decided since the block's last pass that read the
                                     ///< prefix, that pass's own included (has_since_read)
-  std::int64_t rows_read = 0;       ///< block rows that read the prefix in every head; 0: a prefill,
-                                    ///< or heads may reuse
+  std::int64_t rows_read = 0;  ///< block rows that read the prefix in every head; 0: a prefill,
+                               ///< or heads may reuse
   std::int64_t masks_left = 0;
   std::vector<std::uint8_t> valid;  ///< [B], or empty: all valid (none in a prefill)
   bool recorded = false;            ///< passed the recorder's filters
   std::int64_t pass_time_ns = 0;
+  float timestep = std::numeric_limits<float>::quiet_NaN();  ///< of a continuous model
   std::optional<FrameDelta> delta;    ///< what this pass decided; positions count after the prompt
   std::vector<RevokedToken> revoked;  ///< the writer adds missing masks to `delta`
   std::vector<LayerRanges> cache;     ///< [num_layers] with has_cache; empty: nothing

@@ -51,6 +51,11 @@ def record(
     interventions: Any = None,
     maps: Any = None,
     regions: Any = None,
+    rows: Iterable[int] | int | None = None,
+    tokens_per_frame: int | None = None,
+    sinks: int | None = None,
+    context_noise: float = 0.0,
+    pair_steps: int = 8,
     ranks: str | None = None,
     group: Any = None,
     rank_timeout: float = 300.0,
@@ -110,6 +115,12 @@ def record(
         of ``positions`` (``"4-99"``, or numbers), ``token`` (an id), ``text`` and ``between`` (two texts). Texts need
         ``tokenizer``. Every prompt must fit every rule. The roles of a chat are not found: the loop passes token ids,
         which don't show the messages.
+    rows, tokens_per_frame, sinks, context_noise, pair_steps: for a continuous model, which is called with a latent and
+        a timestep instead of token ids (video). Its block is a chunk of frames of ``block_length`` tokens.
+        docs/python.md has a section about it. rows: the rows of a block in the trace's arrays, as a list or as a number
+        of evenly spaced ones; None: 64. Statistics are of all rows. tokens_per_frame: if the model is told its position
+        in frames. sinks: number of keys from position 0 on that a rolling cache keeps. context_noise: timestep of the
+        pass that writes a finished block's keys. pair_steps: earlier steps of a block that each step is compared with.
     ranks: how the processes of a torch.distributed group share the work. Every rank calls ``record`` with the same
         arguments. ``heads`` (tensor parallelism): the layers of each rank hold a part of the heads, in the order of the
         ranks. ``layers`` (pipeline): each rank has a contiguous part of the layers, and its model's list of layers has
@@ -129,6 +140,7 @@ def record(
     from .recorder import Recorder
     from .regions import read_regions
     from .settings import LEVELS, Settings
+    from .video import video_of
 
     if level not in LEVELS:
         raise UsageError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
@@ -136,12 +148,18 @@ def record(
         raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     model = model_within(model)
     canvas = encoder_and_decoder(model) is not None
+    video = video_of(
+        model, tokenizer, mask_token_id, block_length, rows, tokens_per_frame, sinks, context_noise, pair_steps,
+        refused={"level": level if level in ("sets", "full") else None, "gen_length": gen_length, "maps": maps,
+                 "interventions": interventions, "regions": regions, "logit_shift": logit_shift, "heads": heads,
+                 "attention": None if attention == "observe" else attention,
+                 "ranks": None if ranks == "sequences" else ranks})
     settings = Settings.of(
         model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
         batch_rows=batch_rows, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type,
         compiled=compiled, attention=attention, interventions=read_interventions(interventions), maps=maps,
-        regions=read_regions(regions, tokenizer), ranks=ranks, canvas=canvas)
+        regions=read_regions(regions, tokenizer), ranks=ranks, canvas=canvas, video=video)
     if ranks == "sequences":
         path = path_of_rank(path, group)
     return Recorder(model, os.fsencode(path), settings, Ranks(model, ranks, group, rank_timeout),

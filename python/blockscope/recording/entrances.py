@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from .compiled import uncompiled
+from .continuous import VideoInputs
 from .model import Inputs, encoder_and_decoder
+from .settings import Settings
 
 Before = Callable[[Inputs, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[Any], None]
@@ -19,9 +21,9 @@ class Entrances:
     """For an ordinary model, each of its calls is a pass. If an encoder fills the cache that a decoder reads, each call
     of either is a pass. The decoder's pass ends with the call of the model around it, which computes the logits."""
 
-    def __init__(self, model: torch.nn.Module, batch_rows: list[int] | None) -> None:
-        self._model = model  # as it is called
-        self._rows = batch_rows
+    def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
+        self._model, self._settings = model, settings  # as it is called
+        self._rows = settings.batch_rows
         self._inner = uncompiled(model)
         self._parts = encoder_and_decoder(self._inner)
         self._around = 0  # calls of the whole model that are running
@@ -30,7 +32,9 @@ class Entrances:
     def open(self, before: Before, after: After) -> list[Any]:
         """-> handles with remove()."""
         if self._parts is None:
-            return self._hooks(self._model, Inputs(self._inner, self._rows), before, after)
+            inputs = (Inputs(self._inner, self._rows) if self._settings.video is None
+                      else VideoInputs(self._inner, self._settings))
+            return self._hooks(self._model, inputs, before, after)
         encoder, decoder = self._parts
 
         def decoder_ends(output: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from .. import _core
 from ..errors import UsageError
 from . import kernels
+from .digest import digest_of
 from .heads import HeadChoice
 from .layer_maps import refuse_length
 from .model import HIDDEN_SIZE, VOCAB_SIZE, vocabulary_pieces
@@ -25,12 +26,14 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
             sequence: Sequence, logits: torch.Tensor | None, shape: LayerShape) -> dict[str, Any]:
     """At the first denoising pass; sequence: the batch's first one. layers: the recorded ones."""
     chosen = HeadChoice.of(settings.heads, shape.heads, shape.kv_heads)
-    hidden = next((h.shape[-1] for h in running.hidden.values()), None) or config_value(model, *HIDDEN_SIZE)
+    hidden, video = running.hidden_size or config_value(model, *HIDDEN_SIZE), settings.video
     vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
+    if video is not None:
+        hidden, vocab = hidden or shape.heads * shape.channels, 0
     if settings.ranks in ("heads", "layers") and vocab and logits is not None and logits.shape[-1] < vocab:
         raise UsageError(f"{type(model).__name__}: returns logits of {logits.shape[-1]} tokens, expected the {vocab} "
                          "of its vocabulary on every rank. HINT: a model that gathers its logits")
-    if not hidden or not vocab:
+    if not hidden or not vocab and video is None:
         raise UsageError(f"{type(model).__name__}: neither its configuration nor its outputs tell hidden_size and "
                          "vocab_size")
     num_layers = running.num_layers
@@ -45,12 +48,20 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
         "recorded_by": "blockscope.record", "version": _core.version, "torch": torch.__version__,
         "python": platform.python_version(),
         "transformers": getattr(sys.modules.get("transformers"), "__version__", ""),
-        "decoding": "autoregressive" if settings.autoregressive else "block_diffusion",
+        "decoding": "autoregressive" if settings.autoregressive else "block_diffusion" if video is None
+        else "continuous",
         "block_length": settings.block_length, "gen_length": settings.gen_length, "policy": "exact",
         "recorded_steps": settings.steps or [], "recorded_blocks": settings.blocks or [],
         "batch_rows": settings.batch_rows or [],
         "compiled": settings.compiled, "attention": settings.attention,
         "kernels": "blockscope" if kernels.loaded() else "torch", "sources": settings.sources}
+    if video is not None:
+        resolved["modality"], resolved["digest"] = "continuous", digest_of(model)
+        if video.tokens_per_frame is not None:
+            resolved["tokens_per_frame"] = video.tokens_per_frame
+            resolved["frames_per_block"] = settings.block_length / video.tokens_per_frame
+        run["context_noise"], run["sinks"], run["skipped_attention"] = video.context_noise, video.sinks, list(
+            running.skipped)
     if settings.ranks is not None:
         run["ranks"] = settings.ranks
     if settings.maps is not None:
@@ -63,14 +74,17 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
         "softmax_scale": shape.scale, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
         "mask_token_id": -1 if settings.mask_token_id is None else settings.mask_token_id,
         "logit_shift": settings.logit_shift, "bidirectional": bool(sequence.bidirectional),
-        "block_length": settings.block_length, "level": settings.level, "layers": layers,
+        "block_length": len(settings.recorded_rows), "level": settings.level, "layers": layers,
+        "block_tokens": 0 if video is None else settings.block_length,
+        "block_rows": [] if video is None else video.rows,
+        "pair_steps": 0 if video is None else video.pair_steps,
         "heads": settings.heads or list(range(shape.heads)),
         "kv_heads": chosen.kv or list(range(shape.kv_heads)),
         "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
         "array_type": settings.array_type,
-        "regions": settings.regions.names if settings.at_least("summary") else [],
+        "regions": settings.regions.names if settings.at_least("summary") and video is None else [],
         "has_set_norms": settings.set_size > 0, "has_interventions": bool(settings.interventions),
-        "distance_bins": _core.distance_bins if settings.at_least("summary") else 0,
+        "distance_bins": _core.distance_bins if settings.at_least("summary") and video is None else 0,
         **_of_maps(settings, running.passes[0], sequence, shape.heads),
         "model_json": json.dumps(resolved).encode(), "run_json": json.dumps(run).encode(),
         "pieces": vocabulary_pieces(tokenizer, vocab)}

@@ -10,7 +10,9 @@ import torch
 from ..errors import UsageError
 from .calls import AttentionCall
 from .caches import layer_rows, selected_rows
+from .continuous import external_positions
 from .steps import Pass, PassInput, Sequence
+from .video import Video
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class KeyRanges:
     internal: tuple[int, int]
     hidden: list[tuple[int, int]]  # that no query of the block may see
     offset: int  # position of key 0
+    positions: list[tuple[int, int]] | None = None  # [begin, end) of the external keys; None: by offset
 
     def of(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The external part of x along dim."""
@@ -79,11 +82,13 @@ class Geometry:
     end: int  # position after the pass's last one
     block_start: int
     canvas: int | None  # of a bidirectional model
+    video: Video | None = None  # of a continuous model
 
     @classmethod
     def of(cls, given: PassInput, one: Pass, sequence: Sequence) -> Geometry:
         canvas = sequence.canvas if sequence.bidirectional else None
-        return cls(given, sequence.settings.block_length, given.length, given.end, one.block_start, canvas)
+        settings = sequence.settings
+        return cls(given, settings.block_length, given.length, given.end, one.block_start, canvas, settings.video)
 
     def positions(self, count: int) -> list[list[int]] | None:
         """[S, count] of the rows of a tensor; None: in a row from the pass's first position on."""
@@ -95,6 +100,9 @@ class Geometry:
             return [[given.start + row for row in rows] for rows in selected]
         if count == given.length and given.computed is None and selected is None:
             return given.positions
+        if self.video is not None:
+            raise UsageError(f"attends with {count} queries, expected those of a block of {given.length}. HINT: "
+                             "record(..., block_length=...) with the tokens of a block")
         by_layer = layer_rows(given.cache)
         if by_layer is not None and len(by_layer.query[0]) == count:
             return [[given.start + row for row in rows] for rows in by_layer.query]
@@ -121,6 +129,10 @@ class Geometry:
 
     def key_ranges(self, keys: int) -> KeyRanges:
         block, size = self.block_start, self.rows
+        if self.video is not None:  # the block's own keys are the last ones
+            outside = keys - size
+            return KeyRanges([(0, outside)], (outside, keys), [], 0,
+                             external_positions(self.given, outside, block, self.video))
         if self.canvas is not None:
             if keys != self.canvas:
                 raise UsageError(

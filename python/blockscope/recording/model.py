@@ -113,7 +113,8 @@ class Inputs:
         self._ids = tuple(prefix + name for name in IDS)
         self._positions = prefix + "position_ids"
 
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], statement: Statement) -> PassInput:
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name."""
         try:
             bound = self._signature.bind_partial(*args, **kwargs).arguments
         except TypeError:  # the model itself will tell
@@ -121,6 +122,10 @@ class Inputs:
         for value in list(bound.values()):
             if isinstance(value, Mapping) and not isinstance(value, torch.Tensor):
                 bound = {**value, **bound}  # **kwargs of the forward
+        return bound
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], statement: Statement) -> PassInput:
+        bound = self._bound(args, kwargs)
         ids = next((bound[name] for name in self._ids if isinstance(bound.get(name), torch.Tensor)), None)
         if ids is None:
             raise UsageError(

@@ -14,9 +14,10 @@ import torch
 
 from ..errors import UsageError
 from .attention import Watch, unseen, watch_multihead
-from .batch import Batch
 from .calls import AttentionCall, stated_call
 from .compiled import run_as_compiled, run_eagerly, uncompiled
+from .continuous import batch_for, number_of, ranges_of
+from .cross_attention import watch_cross_attention
 from .entrances import Entrances
 from .geometry import Geometry
 from .interface import unwatch_interface, watch_interface
@@ -43,13 +44,13 @@ class Observer:
                  check: Callable[[LayerShape, str], None]) -> None:
         self._model, self._settings = model, settings  # as it is called
         model = uncompiled(model)
-        self._entrances = Entrances(self._model, settings.batch_rows)
+        self._entrances = Entrances(self._model, settings)
         self._looks_inside = looks_inside
         self._layers = find_layers(model, decoder_layers) if looks_inside or decoder_layers is not None else []
         self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
         self._shapes = LayerShapes(check)
         self._order = BatchOrder()
-        self._batch = Batch(settings)
+        self._batch = batch_for(settings)
         self._statement = Statement()
         self._running: RunningPass | None = None
         self._changes: list[Change] = []  # the decisions of the previous pass, from the running pass's input
@@ -70,16 +71,20 @@ class Observer:
         self._batch.state_next(prompt_length, gen_length, names if names != [""] else [])
 
     def step(self, *, start: int | None = None, positions: Any = None, block_start: int | None = None,
-             kind: str | None = None) -> None:
+             kind: str | None = None, timestep: float | None = None, external: Any = None) -> None:
         """States what the inputs of the next pass don't show: the position of its first token, or those of all its
         tokens; the position of the block's first token; and whether it is a ``prefill``, ``denoise`` or ``commit``.
 
         positions: ascending, [R] or [S, R]. As many as the pass has tokens: their positions. Fewer: the positions that
-        the model computes, if it gets the whole sequence and skips rows inside."""
+        the model computes, if it gets the whole sequence and skips rows inside.
+
+        timestep, external: of a continuous model. external: the positions of the keys before the block's own, such as
+        ``[(0, 4), (12, 24)]``, where a rolling cache doesn't tell."""
         named = kind_named(kind)
         if start is not None and positions is not None:
             raise UsageError("run.step: expected either start or positions, got both")
-        self._statement = Statement(start, block_start, named, _rising(positions))
+        self._statement = Statement(start, block_start, named, _rising(positions), number_of(timestep),
+                                    ranges_of(external))
 
     def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
                   mask: torch.Tensor | None = None, scale: float | None = None) -> None:
@@ -128,6 +133,8 @@ class Observer:
                 layer.register_forward_pre_hook(self._layer_hook(index), with_kwargs=True),
                 layer.register_forward_hook(self._layer_end)]
         self._hooks += watch_multihead(uncompiled(self._model)) if self._looks_inside else self._guard()
+        if self._settings.video is not None:
+            self._hooks += watch_cross_attention(uncompiled(self._model), self._enter_cross_attention)
 
     def _refuse_twice(self) -> None:
         """Two recordings of a model see the same. An applied policy changes what others see."""
@@ -221,13 +228,17 @@ class Observer:
         if not torch.compiler.is_compiling() and self._running is not None:
             self._running.layer = -1
 
+    def _enter_cross_attention(self, name: str) -> None:
+        if self._running is not None:
+            self._running.cross_attention = name
+
     def _lose(self, lost: Lost) -> None:
         if self._running is not None:
             self._running.lost.setdefault(self._running.layer, []).append(lost)
 
     def _see(self, call: AttentionCall) -> None:
         running = self._running
-        if running is None:
+        if running is None or running.skips(call):
             return
         running.read = call.k
         if not self._looks_inside and self._shapes.first is None:

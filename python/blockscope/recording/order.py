@@ -33,7 +33,7 @@ class BatchOrder:
                output: Any) -> None:
         """After a pass. read: keys [S, K, N, D] of its last attention, None: unseen; computed: the positions that it
         computed [S][R], None: all of its tokens'; output: the model's."""
-        if given.batch < 2:
+        if given.batch < 2 or given.timestep is not None:  # nobody reorders videos
             return
         last, self._last = self._last, None
         now = _of_call(given, read) or _of_cache(given, given.cache or getattr(output, "past_key_values", None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,6 +17,7 @@ from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .intervention import BlockCall
 from .interventions import Interventions
+from .large_blocks import attend
 from .layer_maps import LayerMap, layer_map
 from .patches import ModelSizes
 from .regions import KeyPlaces
@@ -44,8 +45,13 @@ class RunningPass:
         self.settings = settings
         self.num_layers = num_layers
         self.geometry: Geometry | None = None
-        self.denoises = any(one.kind is Kind.DENOISE for one in passes)
+        self.sequences = sequences
+        self.denoises = any(one.is_step for one in passes)
         self.places = KeyPlaces(settings.regions, sequences, [one.block_start for one in passes], settings.block_length)
+        self.cross_attention = ""  # the module that runs now
+        self.skipped: dict[str, None] = {}  # calls that aren't self-attention
+        self.num_external = -1  # of a continuous model's block, once it is seen
+        self.hidden_size: int | None = None
         self.layer = -1  # that runs now
         self.attention: dict[int, LayerAttention] = {}
         self.hidden: dict[int, torch.Tensor] = {}  # [S, B, hidden_size]
@@ -73,6 +79,9 @@ class RunningPass:
     def take_hidden(self, layer: int, hidden: Any) -> None:
         if not isinstance(hidden, torch.Tensor) or self.geometry is None or hidden.dim() != 3:
             return
+        self.hidden_size = hidden.shape[-1]
+        if self.settings.video is not None:  # a block has too many rows
+            return
         begun = time.perf_counter_ns()
         hidden = self.given.own(hidden)
         rows = self._rows_of(hidden.shape[1], hidden.device, by_layer=False)
@@ -97,6 +106,8 @@ class RunningPass:
         if self.settings.at_least("full"):
             self._refuse_scattered(rows, where)
             self.stored[self.layer] = self._computed(k, v, self.geometry.canvas, where)
+        if self.settings.video is not None:
+            return self._take_block(q, k, v, call, ranges, biases, where, check)
         if call.score_mod is not None:
             if rows.index is not None:
                 raise UsageError(f"{where}: a score_mod over scattered rows isn't recorded")
@@ -115,6 +126,27 @@ class RunningPass:
             external, internal, chosen.kept(rows.blank(q, 2)), sets, *self._block_keys(ranges, k, v),
             None if spread is None else spread.each(chosen.kept),
             map=self._map(q, k, call, ranges, biases, rows, chosen))
+
+    def skips(self, call: AttentionCall) -> bool:
+        """Whether a continuous model's call isn't self-attention."""
+        if self.settings.video is None or call.stated or not (
+                self.cross_attention or call.k.shape[2] < min(call.q.shape[2], self.given.length)):
+            return False
+        name = self.cross_attention or f"layer {self.layer}: {call.k.shape[2]} keys for {call.q.shape[2]} queries"
+        self.skipped[f"{name}: {call.function}"] = None
+        return True
+
+    def _take_block(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
+                    biases: Biases, where: str, check: bool) -> None:
+        if call.score_mod is not None:
+            raise UsageError(f"{where}: a score_mod isn't recorded of a continuous model")
+        self.num_external = ranges.internal[0]
+        found, difference = attend(
+            q.detach(), k.detach(), v.detach(), call.scale, call.softcap, ranges, biases, self.passes[0],
+            [one.kept for one in self.sequences], self.layer, self.settings.video, call.out if check else None)
+        if difference > _most(q.dtype):
+            _refuse_difference(difference, where)
+        self.attention[self.layer] = found
 
     def block_of(self, call: AttentionCall, shapes: LayerShapes, where: str) -> tuple[HeadChoice, BlockCall]:
         """The heads that are recorded, and the block's part of a call, which then has the recorded sequences and heads
@@ -375,11 +407,17 @@ class RunningPass:
 
 def _compare(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:
     """Whether the merged parts equal what the model got."""
-    most = 2e-3 if used.dtype in (torch.float32, torch.float64) else 5e-2
-    used = used.float()
+    most, used = _most(used.dtype), used.float()
     difference = ((merged - used).abs().max() / used.abs().max().clamp_min(1e-30)).item()
-    if difference <= most:
-        return
+    if difference > most:
+        _refuse_difference(difference, where)
+
+
+def _most(dtype: torch.dtype) -> float:
+    return 2e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+
+
+def _refuse_difference(difference: float, where: str) -> NoReturn:
     raise UsageError(
         f"{where}: what its queries, keys and mask give differs from what the model got by {difference:.2g} of its "
         "largest value: something else takes part (sinks, a bias, quantised keys) that isn't recorded")

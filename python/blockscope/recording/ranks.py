@@ -374,13 +374,14 @@ class SharedWriter:
             self._file.end_sequence(*given)
 
     def append_row(self, scalars: list[int], transfers: Any, insertions: Any, computed: Any,
-                   arrays: list[tuple[str, int, Any]], valid: Any, by_layer: Any) -> None:
+                   arrays: list[tuple[str, int, Any]], valid: Any, by_layer: Any, timestep: float) -> None:
         if self._ranks.left:  # the other ranks' arrays are lost
             return
         joined = self._ranks.join(f"writes row {self._rows}", arrays)
         self._rows += 1
         if self._file is not None:
-            self._file.append_row(scalars, transfers, insertions, computed, joined, valid, by_layer)
+            self._file.append_row(scalars, transfers, insertions, computed, joined, valid, by_layer,
+                                  timestep)
 
     def commit(self) -> None:
         if self._file is not None:

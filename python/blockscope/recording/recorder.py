@@ -12,9 +12,9 @@ import torch
 
 from ..errors import RankError, UsageError
 from . import kernels
-from .batch import Batch
 from .calls import AttentionCall
 from .compiled import uncompiled
+from .continuous import batch_for
 from .interventions import Interventions
 from .model import HIDDEN_SIZE, NUM_HEADS, logits_of
 from .observer import Observer
@@ -46,7 +46,7 @@ class Recorder(Observer, OpenTrace):
         settings = settings.within(self._num_layers, heads)
         self._whole = settings, settings.recorded_layers(self._num_layers)  # of all ranks
         settings, self._recorded = ranks.own(*self._whole, self._layers)
-        self._settings, self._batch = settings, Batch(settings)
+        self._settings, self._batch = settings, batch_for(settings)
         self._interventions = Interventions(settings.interventions, self._num_layers, heads, settings.regions)
         shown = self._recorded if settings.at_least("summary") else []
         self._looked_at = {*shown, *self._interventions.layers}
@@ -110,7 +110,7 @@ class Recorder(Observer, OpenTrace):
                 raise UsageError(f"end_sequence: expected ids of {len(self._batch.sequences)} sequences, got "
                                  f"{len(ids)}")
         self._end_sequences(ids, reason)
-        self._batch = Batch(self._settings)
+        self._batch = batch_for(self._settings)
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Recorder(Observer, OpenTrace):
             running.require_layers(sorted(needed), self._layers, type(uncompiled(self._model)).__name__)
             self._shapes.the_one([name for name, _ in self._layers])
         running.require_patched(self._layers)
-        logits = running.given.own(logits_of(output))
+        logits = None if self._settings.video is not None else running.given.own(logits_of(output))
         running.bring_together()
         self._rows.open(self._batch, running, logits, self._model_shape())
         predictions = self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)

@@ -12,8 +12,10 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
+from . import large_blocks
 from .batch import Batch
 from .caches import valid_of, ranges_of
+from .continuous import seen_external
 from .facts import map_heads, meta_of
 from .full_level import StoredKeys, arrays_of
 from .host_copies import HostCopies
@@ -42,6 +44,7 @@ class WaitingRow:
     stored: tuple[int, int] = (0, 0)  # keys of level full: first position, how many
     computed: list[int] | None = None  # positions; None: all of the pass
     by_layer: list[tuple[list[int], list[int]]] = field(default_factory=list)  # of queries, of values
+    timestep: float = math.nan  # of a continuous model
 
 
 @dataclass
@@ -119,6 +122,9 @@ class RowWriter:
         rows = []
         for slot, (one, sequence) in enumerate(zip(running.passes, batch.sequences)):
             row = WaitingRow(running.number, one, running.pass_ns)
+            if running.given.timestep is not None:
+                row.timestep = running.given.timestep
+                row.one = one = seen_external(one, running.num_external)
             if running.computed is not None:
                 row.computed = running.computed[slot]
             row.by_layer = [layer.positions(slot, running.given.start)
@@ -131,7 +137,7 @@ class RowWriter:
                 histories.append(History())
             if running.stored:
                 self._add_keys(row, slot, running, sequence)
-            if one.kind is Kind.DENOISE:
+            if one.is_step:
                 if row.predictions is not None:
                     self._add_predictions(row, slot, block, first_predictions)
                 if running.attention and self._settings.at_least("summary"):
@@ -177,7 +183,8 @@ class RowWriter:
         now = LayerValues(layers, inputs if len(inputs) == len(layers) else None, slot)
         one = row.one
         exact = not self._settings.interventions  # the runtime, too, knows no exact values with interventions
-        values = history.summarise(one, now, exact)
+        values = (history.summarise(one, now, exact) if self._settings.video is None
+                  else large_blocks.values_of(layers, slot, one))
         if not one.recorded(self._settings):
             return
         values.update(spread_of(now, one, self._settings.regions.names, bool(self._bidirectional)))
@@ -237,14 +244,14 @@ class RowWriter:
         one = row.one
         transfers, insertions = self._delta(row, traced)
         scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
-                   one.changed, one.changed, 0 if one.kind is Kind.PREFILL else self._settings.block_length,
+                   one.changed, one.changed, 0 if one.kind is Kind.PREFILL else len(self._settings.recorded_rows),
                    one.masks_left, int(one.recorded(self._settings)), row.pass_ns, *row.stored]
         computed = list(range(one.start, one.start + one.length)) if row.computed is None else row.computed
         by_layer = [(ranges_of(query), ranges_of(value)) for query, value in row.by_layer]
         block = range(one.block_start, one.block_start + self._settings.block_length)
         valid = valid_of(block, computed, row.by_layer) if one.kind is Kind.DENOISE else []
         self._writer.append_row(scalars, transfers, insertions, ranges_of(computed) if self._bidirectional else [],
-                                row.copies.take(), valid, by_layer)
+                                row.copies.take(), valid, by_layer, row.timestep)
         self._spare.give_back(row.predictions)
         self.num_rows += 1
 
@@ -335,6 +342,8 @@ class RowWriter:
 
     def finish(self, batch: Batch) -> None:
         self.end(batch, None, "length")
+        if self._writer is None and self._settings.video is not None:
+            raise UsageError("nothing was recorded: the model ran no denoising pass within the recording")
         if self._writer is None:
             raise UsageError("nothing was recorded: the model ran no denoising pass (one with the mask token "
                              f"{self._settings.mask_token_id} in its input) within the recording. HINT: where "

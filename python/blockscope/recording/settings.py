@@ -13,6 +13,7 @@ from .regions import Regions
 
 if TYPE_CHECKING:  # pragma: no cover
     from .intervention import Intervention
+    from .video import Video
 
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 COMPILED = ("keep", "eager")
@@ -97,11 +98,17 @@ class Settings:
     regions: Regions = field(default_factory=Regions)
     ranks: str | None = None  # what the processes of a group share
     canvas: bool = False  # a decoder denoises a canvas without masks
+    video: Video | None = None  # of a continuous model
     sources: dict[str, str] = field(default_factory=dict)  # sources of values that were not given
 
     @property
     def autoregressive(self) -> bool:
-        return self.mask_token_id is None and not self.canvas
+        return self.mask_token_id is None and not self.canvas and self.video is None
+
+    @property
+    def recorded_rows(self) -> list[int] | range:
+        """The rows of a block in the trace's arrays."""
+        return range(self.block_length) if self.video is None else self.video.rows
 
     def at_least(self, level: str) -> bool:
         return LEVELS.index(self.level) >= LEVELS.index(level)
@@ -128,7 +135,7 @@ class Settings:
            heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None,
            batch_rows: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
            bidirectional: bool | None, compiled: str, attention: str, interventions: tuple[Intervention, ...],
-           maps: Any, regions: Regions, ranks: str | None, canvas: bool) -> Settings:
+           maps: Any, regions: Regions, ranks: str | None, canvas: bool, video: Video | None = None) -> Settings:
         sources = {}
         if canvas and block_length is None:
             block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
@@ -137,7 +144,8 @@ class Settings:
             sources["mask_token_id"] = "model.config"
         if mask_token_id is None:
             mask_token_id = getattr(tokenizer, "mask_token_id", None)
-            sources["mask_token_id"] = "tokenizer" if mask_token_id is not None else "none: token by token"
+            sources["mask_token_id"] = ("tokenizer" if mask_token_id is not None else "none: continuous"
+                                        if video is not None else "none: token by token")
         if mask_token_id is not None:
             mask_token_id = whole("mask_token_id", mask_token_id, 0)
             if block_length is None:
@@ -147,7 +155,7 @@ class Settings:
         elif canvas and block_length is None:
             raise UsageError("block_length: missing. HINT: pass the length of the canvas that the model's decoder "
                              "denoises")
-        elif block_length not in (None, 1) and not canvas:
+        elif block_length not in (None, 1) and not canvas and video is None:
             raise UsageError(
                 f"mask_token_id: missing: block_length is {block_length}, and neither model.config nor the tokenizer "
                 "has a mask_token_id. HINT: pass the id that the loop fills its blocks with")
@@ -176,9 +184,11 @@ class Settings:
             level=level, block_length=whole("block_length", block_length or 1, 1), mask_token_id=mask_token_id,
             gen_length=None if gen_length is None else whole("gen_length", gen_length, 1),
             bidirectional=bidirectional,
-            logit_shift=int(mask_token_id is None and not canvas) if logit_shift is None else logit_shift,
+            logit_shift=int(mask_token_id is None and not canvas and video is None) if logit_shift is None
+            else logit_shift,
             **chosen, blocks=indices("blocks", blocks, 0), batch_rows=indices("batch_rows", batch_rows, 0),
-            set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
+            set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") and video is None
+            else 0,
             set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
             interventions=interventions, maps=read_maps(maps, at_summary, **chosen),
-            regions=regions, ranks=ranks, canvas=canvas, sources=sources)
+            regions=regions, ranks=ranks, canvas=canvas, video=video, sources=sources)

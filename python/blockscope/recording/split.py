@@ -12,6 +12,7 @@ from . import kernels, torch_operators
 from .geometry import Biases
 
 if TYPE_CHECKING:  # pragma: no cover
+    from .large_blocks import LayerSums
     from .layer_maps import LayerMap
 
 
@@ -71,6 +72,7 @@ class LayerAttention:
     spread: Spread | None = None  # None below level summary
     intervened: torch.Tensor | None = None  # [S, H] bool: heads that interventions changed; None: none
     map: LayerMap | None = None  # None: the weights of this layer and step aren't recorded
+    statistics: LayerSums | None = None  # of a continuous model's block
 
 
 def moved(values: Any, device: torch.device) -> Any:

@@ -40,6 +40,8 @@ class Statement:
     block_start: int | None = None
     kind: Kind | None = None
     positions: list[list[int]] | None = None  # [S or 1, R], rising
+    timestep: float | None = None  # of a continuous model
+    external: list[tuple[int, int]] | None = None  # its external keys: [begin, end) of their positions
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class PassInput:
     batch: int = 0  # sequences of the model's input; `ids` are those of the recorded rows among them
     rows: list[int] | None = None  # which; None: all
     logits_kept: int | None = None  # number of last positions for which the loop requests logits; None: unknown
+    timestep: float | None = None  # of a continuous model, whose `ids` are only numbers of places
 
     def own(self, x: Any) -> Any:
         """The recorded rows of a tensor with one for each sequence of the batch, or of None."""
@@ -103,9 +106,14 @@ class Pass:
     def masks_left(self) -> int:
         return sum(self.masked)
 
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a step of its block. The clean pass of a continuous model is one, too."""
+        return self.kind is Kind.DENOISE or self.step > 0
+
     def recorded(self, settings: Settings) -> bool:
         """Whether the trace has its arrays."""
-        return self.kind is Kind.DENOISE and (settings.steps is None or self.step in settings.steps) and (
+        return self.is_step and (settings.steps is None or self.step in settings.steps) and (
             settings.blocks is None or self.block in settings.blocks)
 
 
