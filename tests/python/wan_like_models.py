@@ -102,7 +102,7 @@ class WanLikeModel(nn.Module):
         self.blocks = nn.ModuleList(WanLikeBlock(shape, i) for i in range(shape.layers))
         self.proj_out = nn.Linear(shape.dim, shape.channels)
         self.start_frame = 0  # a loop over chunks sets it before each pass
-        random_weights(self, seed)
+        random_weights(self, seed, [block.attn1.norm_q for block in self.blocks], shape.head_dim)
 
     def forward(self, hidden_states, timestep, encoder_hidden_states, return_dict=True):
         """timestep [S] -> an object with `sample` like hidden_states, or (sample,)."""
