@@ -104,30 +104,17 @@ def watch(model, function):
             module.watch = function
 
 
-<<<<<<< HEAD
-def random_weights(model, seed, sharp=(0.4, 1.0, 1.6, 2.2)):
-=======
 def random_weights(model, seed, query_norms, head_dim, sharp=(0.05, 0.1, 0.4, 2.4)):
->>>>>>> longlive
     """Normal weights. Head h's queries of the self-attention are `sharp[h]` times as long, so heads differ."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
-<<<<<<< HEAD
-            scale = 0.5 * p.shape[-1] ** -0.5 if "modulation" in name else p[0].numel() ** -0.5
-            p.copy_(torch.ones_like(p) if "norm" in name else torch.randn(p.shape, generator=generator) * scale)
-        for module in model.modules():
-            if hasattr(module, "watch"):
-                factors = torch.tensor([sharp[h % len(sharp)] for h in range(model.shape.heads)])
-                module.norm_q.weight.mul_(factors.repeat_interleave(model.shape.head_dim))
-=======
             scale = 0.05 if p.dim() == 1 or "modulation" in name else p[0].numel() ** -0.5
             scale *= 0.2 if "time_" in name else 1.0
             p.copy_(torch.ones_like(p) if "norm" in name else torch.randn(p.shape, generator=generator) * scale)
         for norm in query_norms:
             factors = torch.tensor([sharp[h % len(sharp)] for h in range(norm.weight.numel() // head_dim)])
             norm.weight.mul_(factors.repeat_interleave(head_dim))
->>>>>>> longlive
     return model.eval()
 
 
@@ -217,11 +204,6 @@ class CausalVideoModel(nn.Module):
         self.time_embedding = nn.Sequential(nn.Linear(32, shape.dim), nn.SiLU(), nn.Linear(shape.dim, 6 * shape.dim))
         self.blocks = nn.ModuleList(CausalLayer(shape, i) for i in range(shape.layers))
         self.head = nn.Linear(shape.dim, shape.channels)
-<<<<<<< HEAD
-        random_weights(self, seed)
-
-    def forward(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0, cache_start=None):
-=======
         random_weights(self, seed, [block.self_attn.norm_q for block in self.blocks], shape.head_dim)
 
     def forward(self, *args, **kwargs):
@@ -231,7 +213,6 @@ class CausalVideoModel(nn.Module):
 
     def _forward_inference(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0,
                            cache_start=None):
->>>>>>> longlive
         """x [S, C, F, h, w], t [S, F], context [S, text, text_dim] -> flow like x. seq_len, cache_start: unused."""
         frames = x.shape[2]
         y = self.patch_embedding(x).flatten(2).transpose(1, 2)

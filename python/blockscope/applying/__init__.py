@@ -24,6 +24,9 @@ def apply(
     logit_shift: int | None = None,
     decoder_layers: Any = None,
     compiled: str = "keep",
+    tokens_per_frame: int | None = None,
+    sinks: int | None = None,
+    context_noise: float = 0.0,
 ) -> Applier:
     """Lets ``model`` decode with a policy within ``with blockscope.apply(...) as run:``.
 
@@ -39,6 +42,8 @@ def apply(
         needs both.
     compiled: ``keep``: code of ``torch.compile`` runs unchanged, and attention in it is an error. ``eager``: the whole
         process runs without compilation while the policy is applied.
+    tokens_per_frame, sinks, context_noise: of a continuous model, as for a recording. ``flashblock`` with a calibration
+        file reuses in the clean pass, too.
     The other arguments are those of :func:`blockscope.record`.
 
     Raises:
@@ -50,19 +55,23 @@ def apply(
     from ..recording.model import encoder_and_decoder, model_within
     from ..recording.regions import Regions
     from ..recording.settings import Settings, whole
+    from ..recording.video import video_of
     from .applier import Applier
     from .policy_texts import read_policy
 
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    model = model_within(model)
+    model, chosen = model_within(model), read_policy(policy)
+    video = video_of(
+        model, tokenizer, mask_token_id, block_length, None, tokens_per_frame, sinks, context_noise, 1,
+        refused={"gen_length": gen_length, "denoising_steps": denoising_steps, "logit_shift": logit_shift})
     settings = Settings.of(
         model, tokenizer, level="summary", block_length=block_length, mask_token_id=mask_token_id,
         gen_length=gen_length, bidirectional=bidirectional, logit_shift=logit_shift, layers=None, heads=None,
         steps=None, blocks=None, batch_rows=None, set_size=1, set_normaliser="prefix", array_type="bf16",
         compiled=compiled, attention="replace", interventions=(), maps=None, regions=Regions(), ranks=None,
-        canvas=encoder_and_decoder(model) is not None)
+        canvas=encoder_and_decoder(model) is not None, video=video)
     if denoising_steps is not None:
         denoising_steps = whole("denoising_steps", denoising_steps, 1)
-    return Applier(model, read_policy(policy), settings, denoising_steps=denoising_steps,
+    return Applier(model, chosen, settings, denoising_steps=denoising_steps,
                    decoder_layers=decoder_layers)

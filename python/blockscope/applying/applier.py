@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from ..recording.batch import Batch
 from ..recording.calls import AttentionCall
 from ..recording.compiled import uncompiled
+from ..recording.continuous import batch_for
 from ..recording.intervention import BlockCall
 from ..recording.model import logits_of
 from ..recording.observer import Observer
@@ -74,7 +74,8 @@ class Applier(Observer):
     def summary(self) -> dict[str, Any]:
         """What was decoded and read so far. ``key_rows``: external keys that exact attention reads at the denoising
         steps, over layers and KV heads; ``key_rows_read``: those that the policy read; ``choice_rows``: rows of
-        head_dim elements that it read to choose; ``commit_key_rows``: those of the commit passes, which are exact."""
+        head_dim elements that it read to choose; ``commit_key_rows``: those of the commit passes, which are exact. The
+        clean passes of a continuous model count as steps."""
         return {"policy": self.policy, "sequences": self._sequences, "passes": self._passes,
                 "denoising_steps": self._denoised, "steps_reused": self._reused, **self._reads.summary()}
 
@@ -103,7 +104,7 @@ class Applier(Observer):
 
     def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
         """Ends the current sequences, so that the next pass begins others. The arguments are those of a recording."""
-        self._batch = Batch(self._settings)
+        self._batch = batch_for(self._settings)
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -127,8 +128,8 @@ class Applier(Observer):
     def _new(self, sequence: Sequence, one: Pass) -> _Counts:
         counts = _Counts(self._sequences)
         self._sequences += 1
-        length = sequence.canvas or sequence.gen_length
-        if self._denoising_steps is not None and (length is not None or self._settings.autoregressive):
+        known = sequence.canvas or sequence.gen_length or self._settings.autoregressive
+        if self._denoising_steps is not None and known:
             positions = (sequence.prompt_length or 0) + sequence.initial_length(one) - one.block_start
             counts.planned_steps = positions // self._settings.block_length * self._denoising_steps
         return counts
@@ -142,6 +143,7 @@ class Applier(Observer):
             one.step, counts.run_step + (one.kind is Kind.DENOISE), counts.planned_steps, one.context_length,
             one.masked, one.changed_rows, (counts.since_read if same_block else 0) + one.changed,
             [old or new for old, new in zip(unread, one.changed_rows)], tuple(sequence.prompt),
+            one.is_step and one.kind is Kind.COMMIT,
             counts.sure_left(one.changed_rows, self._settings.mask_token_id) if same_block else 0.0)
 
     def _watches(self, running: RunningPass) -> bool:
@@ -159,7 +161,7 @@ class Applier(Observer):
 
     def _replace(self, running: RunningPass, call: AttentionCall,
                  own: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-        if not running.denoises or running.layer < 0:
+        if not running.denoises or running.layer < 0 or running.skips(call):
             return None
         where = f"{self._layers[running.layer][0]}: {call.function}"
         self._refuse(running, call, where)
@@ -226,7 +228,7 @@ class Applier(Observer):
             if self._policy.rows_read(slot, len(step.masked_rows)) > 0:
                 counts.since_read, counts.unread = 0, []
             self._count(slot, step)
-        if self._policy.needs_predictions and running.denoises:
+        if self._policy.needs_predictions and any(step.denoises for step in self._steps):
             self._keep_predictions(running, output)
 
     def _keep_predictions(self, running: RunningPass, output: Any) -> None:
@@ -243,7 +245,7 @@ class Applier(Observer):
             self._spare.give_back(found)
 
     def _count(self, slot: int, step: Step) -> None:
-        if step.denoises:
+        if step.denoises or step.clean:
             self._denoised += 1
             self._reused += any(heads is not None and bool(heads[slot].any()) for heads in self._replaced.values())
         elif self._shapes.first is not None:

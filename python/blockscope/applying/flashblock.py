@@ -95,7 +95,9 @@ class FlashBlock(Policy):
             self._add(slot, step, len(steps))
 
     def _reuses(self, step: Step) -> bool:
-        if not step.denoises or step.step <= 1 or step.sure_left < (self._values["sure"] or 0.0):
+        # The released video code lets the clean pass reuse, too, with a mask of its own.
+        follows = step.denoises or step.clean and self._file.masks is not None
+        if not follows or step.step <= 1 or step.sure_left < (self._values["sure"] or 0.0):
             return False
         if self._values["bound"] is not None:
             return self._file.predicted_error(step) < self._values["bound"]

@@ -39,6 +39,7 @@ class Step:
     since_read: int  # tokens decided since the last pass that read the prefix
     unread: list[bool]  # [B]: the input changed since then
     prompt: tuple[int, ...] = ()
+    clean: bool = False  # the pass of a continuous model that writes a finished block's keys: the block's last step
     sure_left: float = 0.0  # as probe/policies/pass_context.h says
     scale: float = 0.0  # of the softmax
     memory: dict[Any, Any] = field(default_factory=dict)  # an own policy's, as long as the sequence

@@ -1,0 +1,126 @@
+"""blockscope.apply() in loops of continuous video models, against FlashBlock's released rule in float64
+(video_reference.py): which heads reuse whose pair, and every merged output."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scripts/setup.sh --tests)")
+
+import blockscope  # noqa: E402
+import video_models as models  # noqa: E402
+import video_reference as reference  # noqa: E402
+import wan_like_models as wan  # noqa: E402
+
+STEPS = range(1, 5)  # the last one is the clean pass
+SHAPES = {"rolling": models.Shape(), "whole": models.Shape(window=0, sinks=0), "in place": models.Shape(in_place=True)}
+
+
+class Named(torch.nn.Module):
+    """Names the arguments that LongLive's forward(*args, **kwargs) passes on."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.model, self.shape = models.CausalVideoModel(shape), shape
+        self.config = self.model.config
+
+    def forward(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0, cache_start=None):
+        return self.model(x, t, context, seq_len, kv_cache=kv_cache, crossattn_cache=crossattn_cache,
+                          current_start=current_start, cache_start=cache_start)
+
+
+def made(kind, name):
+    shape = SHAPES[name]
+    model, loop = {"causal": (Named, models.causal_loop), "wan": (wan.WanLikeModel, wan.wan_like_loop)}[kind]
+    return model(shape), loop, shape
+
+
+def masks_of(shape, seed):
+    """(layer, step from 0) -> [H], true: the head recomputes. One layer recomputes everything, one nothing."""
+    generator = np.random.default_rng(seed)
+    masks = {(layer, step): generator.random(shape.heads) < 0.4 for layer in range(shape.layers) for step in STEPS}
+    for step in STEPS:
+        masks[0, step], masks[1, step] = np.ones(shape.heads, bool), np.zeros(shape.heads, bool)
+    return masks
+
+
+def file_of(path, shape, masks):
+    """Steps count from 1 there."""
+    reuse = [[(~masks[layer, step]).tolist() for layer in range(shape.layers)] for step in STEPS]
+    content = {"format": "blockscope-reuse", "format_version": 2, "reuse": reuse,
+               "model": {"layers": shape.layers, "heads": shape.heads, "digest": "0" * 64},
+               "step_ranges": [[1, 2], [3, 3], [4, 4], [5, None]]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def applied(model, loop, shape, policy, batch=2, watch=True, **options):
+    watcher = reference.Watcher()
+    models.watch(model, watcher.see if watch else None)
+    noise, context, _ = models.inputs(shape, batch=batch)
+    with blockscope.apply(model, policy, block_length=models.CHUNK * shape.frame,
+                          sinks=shape.sinks * shape.frame or None) as run:
+        def tell(start, timestep, branch):
+            watcher.tell(start, timestep, branch)
+            run.step(start=start, timestep=timestep)
+
+        video = loop(model, noise, context, tell=tell, **options)
+    models.watch(model, None)
+    return video, watcher.passes, run.summary()
+
+
+@pytest.mark.parametrize("kind, name", [("causal", "rolling"), ("causal", "whole"), ("causal", "in place"),
+                                        ("wan", "rolling"), ("wan", "whole")])
+def test_every_output_is_that_of_the_released_rule(tmp_path, kind, name):
+    model, loop, shape = made(kind, name)
+    masks = masks_of(shape, 7)
+    path = file_of(tmp_path / "reuse.json", shape, masks)
+    video, passes, summary = applied(model, loop, shape, f"flashblock,reuse={path}")
+    rule, history, read = reference.Reuse(masks), 0, 0
+    assert len(passes) == summary["passes"] == 35
+    for one in passes:
+        for layer, (q, k, v, out) in one.calls.items():
+            wanted = rule.merged(layer, one.step, *reference.parts(q, k, v))
+            assert np.abs(wanted - out).max() < 2e-5 * np.abs(wanted).max(), (one.chunk, one.step, layer)
+            heads = masks.get((layer, one.step), np.ones(shape.heads, bool)).sum()
+            history += (k.shape[2] - q.shape[2]) * shape.heads * len(q)
+            read += (k.shape[2] - q.shape[2]) * heads * len(q)
+    assert (summary["key_rows"], summary["key_rows_read"]) == (history, read) and 0 < read < history
+    assert summary["denoising_steps"] == 70 and summary["steps_reused"] == 2 * 7 * 4
+    plain = loop(model, *models.inputs(shape, batch=2)[:2])
+    assert not torch.allclose(video, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["causal", "wan"])
+def test_without_a_file_the_clean_pass_reads(kind):
+    model, loop, shape = made(kind, "rolling")
+    _, passes, summary = applied(model, loop, shape, "flashblock")
+    masks = {(layer, step): np.zeros(shape.heads, bool) for layer in range(shape.layers) for step in STEPS if step < 4}
+    rule = reference.Reuse(masks)
+    for one in passes:
+        for layer, (q, k, v, out) in one.calls.items():
+            wanted = rule.merged(layer, one.step, *reference.parts(q, k, v))
+            assert np.abs(wanted - out).max() < 2e-5 * np.abs(wanted).max()
+    assert summary["saving"] == pytest.approx(0.6)
+
+
+def test_exact_and_sparse_policies():
+    model, loop, shape = made("causal", "rolling")
+    noise, context, _ = models.inputs(shape, batch=2)
+    plain = loop(model, noise, context)
+    video, _, summary = applied(model, loop, shape, "exact", watch=False)
+    assert torch.allclose(video, plain, atol=2e-5) and summary["saving"] == 0
+    size = models.CHUNK * shape.frame
+    video, _, summary = applied(model, loop, shape, f"mage,k={4 * size}", watch=False)
+    assert torch.allclose(video, plain, atol=2e-5)  # every key is in the set
+    assert applied(model, loop, shape, "mage,k=4", watch=False)[2]["saving"] > 0.5
+
+
+def test_a_rolling_cache_must_tell(tmp_path):
+    model, loop, shape = made("wan", "rolling")
+    noise, context, _ = models.inputs(shape)
+    with pytest.raises(blockscope.UsageError, match="the cache has dropped some.*sinks=N"):
+        with blockscope.apply(model, "flashblock", block_length=models.CHUNK * shape.frame) as run:
+            loop(model, noise, context, tell=lambda start, timestep, branch: run.step(start=start))
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
