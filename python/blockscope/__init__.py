@@ -49,6 +49,7 @@ from .errors import (
     UsageError,
 )
 from .figures import Figure
+from .loop_comparison import LoopComparison
 from .own_metrics import metric
 from .recording import record, record_engine
 from .reporting import Report, report
@@ -66,7 +67,7 @@ __version__: str = _core.version
 
 __all__ = [
     "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
-    "Delta", "Error", "Figure", "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "Picture",
+    "Delta", "Error", "Figure", "Frame", "FrameError", "LoopComparison", "Model", "NotATrace", "OperatorsUnavailable", "Picture",
     "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace",
     "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "View", "analyze",
     "apply", "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric", "metrics", "open", "policy",

@@ -34,7 +34,7 @@ def needle(implementation="sdpa", **more):
 
 def fill(block, logits, mask, count):
     """The `count` most probable masks of block [B] take their best token; of equal ones the first."""
-    best = logits.double().softmax(-1).max(-1)
+    best = logits.softmax(-1).max(-1)
     confidence = torch.where(block == mask, best.values, -torch.inf)
     chosen = confidence.sort(descending=True, stable=True).indices[:min(count, int((block == mask).sum()))]
     block[chosen] = best.indices[chosen]

@@ -1,13 +1,17 @@
-"""Decodes with a policy in another author's PyTorch model and loop: :func:`apply`. Imports torch when it is called."""
+"""Decodes with a policy in another author's PyTorch model and loop: :func:`apply`, and :func:`blockscope.compare` with a
+model. Both import torch when they are called."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..loop_comparison import LoopComparison
 from ..recording import torch_for
 
 if TYPE_CHECKING:  # pragma: no cover
+    from ..recording.settings import Settings
     from .applier import Applier
 
 
@@ -51,17 +55,58 @@ def apply(
             a model that is being recorded or has a policy already.
         CalibrationError: a calibration file for a model of other sizes.
     """
-    torch = torch_for("apply")
+    from .applier import Applier
+    from .policy_texts import read_policy
+
+    model, settings, more = _observed(
+        "apply", model, block_length=block_length, mask_token_id=mask_token_id, tokenizer=tokenizer,
+        gen_length=gen_length, denoising_steps=denoising_steps, bidirectional=bidirectional, logit_shift=logit_shift,
+        decoder_layers=decoder_layers, compiled=compiled, tokens_per_frame=tokens_per_frame, sinks=sinks,
+        context_noise=context_noise)
+    return Applier(model, read_policy(policy), settings, **more)
+
+
+def compare_loops(model: Any, loop: Any, prompts: Any, *, policy: Any = None, reuse: Any = None, score: Any = None,
+                  frames: Any = None, repeats: int = 3, seed: int = 0, replay: bool = True, propagated: bool = True,
+                  **observed: Any) -> LoopComparison:
+    """``blockscope.compare`` with a model."""
+    if (policy is None) == (reuse is None):
+        raise UsageError(f"compare: expected either policy or reuse, got {'none' if policy is None else 'both'}. HINT: "
+                         "policy=\"flashblock,tau=2\"")
+    chosen = policy if reuse is None else f"flashblock,reuse={os.fsdecode(reuse)}"
+    unknown = [name for name in observed if name not in _OBSERVED]
+    if unknown:
+        raise UsageError(f"compare: {unknown[0]}: no such argument. HINT: those of blockscope.apply are "
+                         f"{', '.join(_OBSERVED)}")
+    model, settings, more = _observed("compare", model, **observed)
+    from ..recording.settings import whole
+    from . import comparing
+
+    return LoopComparison(comparing.compare_loops(
+        model, loop, prompts, policy=chosen, settings=settings, score=score, frames=frames,
+        repeats=whole("repeats", repeats, 1), seed=seed, replay=replay, propagated=propagated, **more))
+
+
+_OBSERVED = ("block_length", "mask_token_id", "tokenizer", "gen_length", "denoising_steps", "bidirectional",
+             "logit_shift", "decoder_layers", "compiled", "tokens_per_frame", "sinks", "context_noise")
+
+
+def _observed(
+    function: str, model: Any, *, block_length: int | None = None, mask_token_id: int | None = None,
+    tokenizer: Any = None, gen_length: int | None = None, denoising_steps: int | None = None,
+    bidirectional: bool | None = None, logit_shift: int | None = None, decoder_layers: Any = None,
+    compiled: str = "keep", tokens_per_frame: int | None = None, sinks: int | None = None, context_noise: float = 0.0,
+) -> tuple[Any, Settings, dict[str, Any]]:
+    """The model that is called, how its passes are observed, and further arguments of an Applier."""
+    torch = torch_for(function)
     from ..recording.model import encoder_and_decoder, model_within
     from ..recording.regions import Regions
     from ..recording.settings import Settings, whole
     from ..recording.video import video_of
-    from .applier import Applier
-    from .policy_texts import read_policy
 
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    model, chosen = model_within(model), read_policy(policy)
+    model = model_within(model)
     video = video_of(
         model, tokenizer, mask_token_id, block_length, None, tokens_per_frame, sinks, context_noise, 1,
         refused={"gen_length": gen_length, "denoising_steps": denoising_steps, "logit_shift": logit_shift})
@@ -73,5 +118,4 @@ def apply(
         canvas=encoder_and_decoder(model) is not None, video=video)
     if denoising_steps is not None:
         denoising_steps = whole("denoising_steps", denoising_steps, 1)
-    return Applier(model, chosen, settings, denoising_steps=denoising_steps,
-                   decoder_layers=decoder_layers)
+    return model, settings, {"denoising_steps": denoising_steps, "decoder_layers": decoder_layers}

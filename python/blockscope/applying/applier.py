@@ -63,6 +63,7 @@ class Applier(Observer):
         self._replaced: dict[int, torch.Tensor | None] = {}  # layers of the running pass: heads that reused [S, H]
         self._reads, self._spare = Reads(), SpareRows()
         self._sequences = self._denoised = self._reused = self._passes = 0
+        self.last: RunningPass | None = None  # that ended
 
     # --- what users call ----------------------------------------------------------------------------------------------
 
@@ -70,6 +71,11 @@ class Applier(Observer):
     def policy(self) -> str:
         """The policy as a text."""
         return self._policy.text
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return self._passes
 
     def summary(self) -> dict[str, Any]:
         """What was decoded and read so far. ``key_rows``: external keys that exact attention reads at the denoising
@@ -101,10 +107,6 @@ class Applier(Observer):
         self._close_hooks()
         if os.getpid() == self._pid:
             self._abandon()
-
-    def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
-        """Ends the current sequences, so that the next pass begins others. The arguments are those of a recording."""
-        self._batch = batch_for(self._settings)
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -186,6 +188,7 @@ class Applier(Observer):
     def _attend(self, running: RunningPass, block: BlockCall) -> Parts:
         given = Attention(running.layer, block.q, block.ranges.of(block.k, 2), block.ranges.of(block.v, 2),
                           block.ranges.inside(block.k, 2), block.ranges.inside(block.v, 2), block.scale)
+        self.given = given
         parts = self._policy.attend(given)
         self._reads.add(running.layer, parts, given.k_ext.shape[2], given.k_ext.shape[1])
         self._replaced[running.layer] = parts.reused
@@ -215,7 +218,7 @@ class Applier(Observer):
 
     def _end(self, running: RunningPass, output: Any) -> None:
         self._order.follow(running.given, running.read, running.given.computed or running.given.positions, output)
-        self._passes += 1
+        self._passes, self.last = self._passes + 1, running
         if not self._steps:
             return
         if running.denoises:

@@ -83,6 +83,8 @@ class FlashBlock(Policy):
                                    "none. HINT: calibrate with traces of `--record outputs`")
         self._tau = self._values["tau"] or self._file.tau or 2
         self._count = self._values["count"] or self._file.count
+        if self._values["bound"] is None:
+            self.settings = {**self.settings, "tau": self._tau, "count": self._count}
 
     def check(self, bidirectional: bool, autoregressive: bool) -> None:
         if autoregressive:

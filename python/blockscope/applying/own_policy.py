@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ class OwnPolicy(Policy):
     def __init__(self, text: str, made: Any, most: int | None = None) -> None:
         self.text, self._made, self._most = text, made, most
         self._file = _file_of(made)
+        self.settings = {"policy": text, "plugin": os.path.basename(self._file)}
         self._steps: Sequence[Step] = ()
         self._memory: dict[int, dict[Any, Any]] = {}  # by sequence
         names = [name for name in ("choose", "attend") if self._has(name)]

@@ -121,6 +121,7 @@ class Policy:
     """Prefill and commit passes are exact: their attention is never asked for."""
 
     text = "exact"
+    settings: dict[str, Any] = {"policy": "exact"}  # as a trace has them
     needs_predictions = False  # whether Step.sure_left counts
 
     def setup(self, shape: ModelShape) -> None:

@@ -137,6 +137,7 @@ def _of_text(text: str) -> Policy:
     if wrong:
         raise refuse(wrong)
     policy = KINDS[name].make(every)
+    policy.settings = {"policy": name, **{word: value for word, value in every.items() if value is not None}}
     policy.text = ",".join([name, *(_option_text(option, values[word]) for word, option in options.items()
                                     if word in values and values[word] != option.initial)])
     return policy

@@ -37,6 +37,14 @@ class Reads:
         _add(self._skipped, layer, skipped.sum(0))
         self.choice_rows += sum(parts.rows_scored or []) * kv_heads
 
+    def include(self, other: Reads) -> None:
+        for mine, theirs in ((self._rows, other._rows), (self._read, other._read), (self._products, other._products),
+                             (self._skipped, other._skipped)):
+            for layer, values in theirs.items():
+                _add(mine, layer, values)
+        self.commit_rows += other.commit_rows
+        self.choice_rows += other.choice_rows
+
     def summary(self) -> dict[str, Any]:
         rows, read, products, skipped = ([one.tolist() for _, one in sorted(of.items())] for of in (
             self._rows, self._read, self._products, self._skipped))

@@ -39,6 +39,7 @@ class Observer:
 
     _name = "record"  # the function that the user called, for messages
     _gives = False  # whether it may compute attention in place of the model
+    _group: Any = None  # observers of one group may be open on one model
 
     def __init__(self, model: torch.nn.Module, settings: Settings, *, decoder_layers: Any, looks_inside: bool,
                  check: Callable[[LayerShape, str], None]) -> None:
@@ -69,6 +70,11 @@ class Observer:
         number of prompt tokens, the number of positions after them, and the name."""
         names = [name] if isinstance(name, str) else list(name)
         self._batch.state_next(prompt_length, gen_length, names if names != [""] else [])
+
+    def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
+        """Ends the current sequences, so that the next pass begins others. A recording also takes
+        their last tokens."""
+        self._batch = batch_for(self._settings)
 
     def step(self, *, start: int | None = None, positions: Any = None, block_start: int | None = None,
              kind: str | None = None, timestep: float | None = None, external: Any = None) -> None:
@@ -143,7 +149,8 @@ class Observer:
             theirs = uncompiled(other._model)
             related = mine is theirs or any(one is theirs for one in mine.modules()) or any(
                 one is mine for one in theirs.modules())
-            if related and "apply" in (self._name, other._name):
+            together = self._group is not None and self._group is other._group
+            if related and not together and "apply" in (self._name, other._name):
                 raise UsageError(
                     f"blockscope.{self._name}: blockscope.{other._name} is open on this {type(mine).__name__} already, "
                     "and one of them changes what the other sees. HINT: one after the other; blockscope.compare(model, "
