@@ -67,11 +67,11 @@ __version__: str = _core.version
 
 __all__ = [
     "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
-    "Delta", "Error", "Figure", "Frame", "FrameError", "LoopComparison", "Model", "NotATrace", "OperatorsUnavailable", "Picture",
-    "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace",
-    "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "View", "analyze",
-    "apply", "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric", "metrics", "open", "policy",
-    "record", "record_engine", "report", "similarity_matrix", "strategy",
+    "Delta", "Error", "Figure", "Frame", "FrameError", "LoopComparison", "Model", "NotATrace",
+    "OperatorsUnavailable", "Picture", "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence",
+    "Sequences", "Step", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError",
+    "View", "analyze", "apply", "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric",
+    "metrics", "open", "policy", "record", "record_engine", "report", "similarity_matrix", "strategy",
 ]
 
 

@@ -63,7 +63,8 @@ class LoopComparison:
         rows = []
         if found["kl"]["positions"]:
             rows.append(("KL(exact || policy)", "", f"{found['kl']['mean']:.3e}",
-                         f"nats, mean of {found['kl']['positions']} masked positions; largest {found['kl']['max']:.3e}"))
+                         f"nats, mean of {found['kl']['positions']} masked positions; largest "
+                         f"{found['kl']['max']:.3e}"))
         for name, label, note in (
                 ("first_order_approximated", "error where approximated", "same queries, heads and steps that differ"),
                 ("first_order", "error over all heads", "same queries, all heads and steps"),
@@ -82,8 +83,8 @@ class LoopComparison:
         return rows
 
     def __repr__(self) -> str:
-        head = f"{self.data['model']}, {self.data['prompts']} prompts: exact against {self.data['settings'][0]['label']}"
-        rows = self.rows()
+        label, rows = self.data["settings"][0]["label"], self.rows()
+        head = f"{self.data['model']}, {self.data['prompts']} prompts: exact against {label}"
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
         return "\n".join([head, *lines])
@@ -93,7 +94,8 @@ class LoopComparison:
                  (("", "exact", self.data["settings"][0]["label"], ""), *self.rows())]
         table = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
         frames = "".join(
-            f'<figure style="display:inline-block;margin:4px"><img alt="exact" src="data:image/png;base64,{one["exact"]}"/>'
-            f'<img alt="policy" src="data:image/png;base64,{one["policy"]}"/><figcaption>prompt {one["prompt"]}, frame '
-            f'{one["frame"]}: exact, policy</figcaption></figure>' for one in self.data["settings"][0]["frames"] or [])
+            '<figure style="display:inline-block;margin:4px">'
+            f'<img alt="exact" src="data:image/png;base64,{one["exact"]}"/>'
+            f'<img alt="policy" src="data:image/png;base64,{one["policy"]}"/>'
+            f'<figcaption>prompt {one["prompt"]}, frame {one["frame"]}: exact, policy</figcaption></figure>' for one in self.data["settings"][0]["frames"] or [])
         return f"<table>{table}</table>{frames}"

@@ -1,5 +1,5 @@
-"""blockscope.apply() in an SDAR loop over transformers' Qwen3: tokens and keys read are those of the runtime with the same
-policy, and every merged output is that of a float64 program of the rule."""
+"""blockscope.apply() in an SDAR loop over transformers' Qwen3: tokens and keys read are those of the runtime with the
+same policy, and every merged output is that of a float64 program of the rule."""
 
 import json
 
@@ -149,7 +149,8 @@ def test_every_output_is_that_of_a_float64_program(files, exact, policy, tau, by
     with blockscope.apply(model, policy, block_length=loops.SIZE) as run:
         loops.sdar_loop(model, prompt, GEN, per_step=1)
     hook.remove()
-    largest, reused = loops.flashblock(watched.passes, seen, model.config.mask_token_id, tau, masks if by_step else None)
+    largest, reused = loops.flashblock(watched.passes, seen, model.config.mask_token_id, tau,
+                                       masks if by_step else None)
     assert largest < 2e-5
     heads = run.summary()["steps_reused"] * len(model.model.layers) * exact.model["num_heads"]
     assert (reused == heads > 0) if not by_step else 0 < reused < heads

@@ -87,6 +87,21 @@ def test_attention_that_is_spelled_out(model):
     refused(model, r"layers\.0: .*its result can't be replaced.*flashblock,tau=5")
 
 
+def test_attention_that_is_stated(model):
+    """Any function will do if the layer uses what is returned."""
+    with blockscope.apply(model, "flashblock,tau=5", block_length=SIZE) as run:
+        wanted, reads = decode(model), run.summary()
+    for index, layer in enumerate(model.layers):
+        def attend(q, k, v, mask, index=index):
+            out = run.attention(index, q, k, v, mask=mask)
+            return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True) if out is None else out
+
+        attend_with(model, index, attend)
+    with blockscope.apply(model, "flashblock,tau=5", block_length=SIZE) as run:
+        assert torch.equal(decode(model), wanted)
+    assert run.summary() == reads and reads["steps_reused"] > 0
+
+
 def test_eager_attention():
     eager = models.qwen3("eager")
     with pytest.raises(blockscope.UsageError, match=r"layers\.0: eager attention: its result can't be replaced"):
@@ -120,7 +135,6 @@ def test_gradients(model):
 
 
 def test_rows_of_a_block(model):
-    """A cache that computes some rows of the block."""
     def run(model):
         cache = models.Cache(len(model.layers))
         ids = torch.tensor([PROMPT[:32] + [model.config.mask_token_id] * SIZE])
@@ -264,7 +278,7 @@ def test_calibration_files(model, tmp_path):
     ("sparsed+flashblock,k=3", "expected per_block, got none"), ("exact,k=3", "exact has no options, got 'k'"),
     ("sparsed,k=3,per_block=1", "per_block: expected no value"), (3, "expected a text .*, or an object with choose"),
     (dict, "expected a text or an object, got the class dict"),
-    (type("Both", (), {"choose": print, "attend": print})(), "expected a class with either choose.. or attend.., got both")])
+    (type("Both", (), {"choose": print, "attend": print})(), "expected a class with either choose.*, got both")])
 def test_policies_that_are_refused(model, policy, words):
     with pytest.raises(blockscope.UsageError, match=words):
         blockscope.apply(model, policy, block_length=SIZE)

@@ -1,8 +1,6 @@
 """blockscope.apply() in loops of continuous video models, against FlashBlock's released rule in float64
 (video_reference.py): which heads reuse whose pair, and every merged output."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,48 +9,7 @@ torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scr
 import blockscope  # noqa: E402
 import video_models as models  # noqa: E402
 import video_reference as reference  # noqa: E402
-import wan_like_models as wan  # noqa: E402
-
-STEPS = range(1, 5)  # the last one is the clean pass
-SHAPES = {"rolling": models.Shape(), "whole": models.Shape(window=0, sinks=0), "in place": models.Shape(in_place=True)}
-
-
-class Named(torch.nn.Module):
-    """Names the arguments that LongLive's forward(*args, **kwargs) passes on."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.model, self.shape = models.CausalVideoModel(shape), shape
-        self.config = self.model.config
-
-    def forward(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0, cache_start=None):
-        return self.model(x, t, context, seq_len, kv_cache=kv_cache, crossattn_cache=crossattn_cache,
-                          current_start=current_start, cache_start=cache_start)
-
-
-def made(kind, name):
-    shape = SHAPES[name]
-    model, loop = {"causal": (Named, models.causal_loop), "wan": (wan.WanLikeModel, wan.wan_like_loop)}[kind]
-    return model(shape), loop, shape
-
-
-def masks_of(shape, seed):
-    """(layer, step from 0) -> [H], true: the head recomputes. One layer recomputes everything, one nothing."""
-    generator = np.random.default_rng(seed)
-    masks = {(layer, step): generator.random(shape.heads) < 0.4 for layer in range(shape.layers) for step in STEPS}
-    for step in STEPS:
-        masks[0, step], masks[1, step] = np.ones(shape.heads, bool), np.zeros(shape.heads, bool)
-    return masks
-
-
-def file_of(path, shape, masks):
-    """Steps count from 1 there."""
-    reuse = [[(~masks[layer, step]).tolist() for layer in range(shape.layers)] for step in STEPS]
-    content = {"format": "blockscope-reuse", "format_version": 2, "reuse": reuse,
-               "model": {"layers": shape.layers, "heads": shape.heads, "digest": "0" * 64},
-               "step_ranges": [[1, 2], [3, 3], [4, 4], [5, None]]}
-    path.write_text(json.dumps(content))
-    return path
+from applied_videos import STEPS, file_of, made, masks_of  # noqa: E402
 
 
 def applied(model, loop, shape, policy, batch=2, watch=True, **options):

@@ -3,6 +3,7 @@ float64 for a video model."""
 
 import json
 import math
+import re
 import xml.dom.minidom
 
 import numpy as np
@@ -12,8 +13,8 @@ torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scr
 pytest.importorskip("transformers", reason="the tests' Python has no transformers")
 
 import applied_loops as loops  # noqa: E402
+import applied_videos as video  # noqa: E402
 import blockscope  # noqa: E402
-import test_apply_video as video  # noqa: E402
 import video_models  # noqa: E402
 import video_reference as reference  # noqa: E402
 
@@ -71,10 +72,10 @@ def test_numbers_are_those_of_verify(runtime, model, prompts, policy):
         near({key: side["reads"][key] for key in reads}, {key: of["reads"][key] for key in reads}, 1e-12)
     near(mine["agreement"], theirs["agreement"], 1e-12)
     assert mine["free_running"]["denoising_steps"] == theirs["free_running"]["denoising_steps"]
-    assert found["reference"]["free_running"]["denoising_steps"] == wanted["reference"]["free_running"]["denoising_steps"]
-    exact = found["reference"]["free_running"]["reads"]
-    assert exact["key_rows"] == wanted["reference"]["free_running"]["reads"]["key_rows"]
-    assert exact["commit_key_rows"] == wanted["reference"]["free_running"]["reads"]["commit_key_rows"]
+    exact, expected = (one["reference"]["free_running"] for one in (found, wanted))
+    assert exact["denoising_steps"] == expected["denoising_steps"]
+    for key in ("key_rows", "commit_key_rows"):
+        assert exact["reads"][key] == expected["reads"][key]
     for name in ("first_order", "first_order_approximated", "propagated"):
         for key in (name, f"{name}_by_head"):
             near(mine["replay"][key], theirs["replay"][key], 1e-3)
@@ -127,7 +128,8 @@ def test_a_video_under_replay(tmp_path, kind):
     plain, watcher = loop(model, noise, context), reference.Watcher()
 
     def make(model, prompt, run):
-        return loop(model, noise, context, tell=lambda start, timestep, branch: run.step(start=start, timestep=timestep))
+        return loop(model, noise, context, tell=lambda start, timestep, branch: run.step(
+            start=start, timestep=timestep))
 
     def grey(latent):
         return ((latent[0, 0] * 40 + 128).clamp(0, 255)).to(torch.uint8)
@@ -197,3 +199,13 @@ def test_a_loop_that_does_not_use_the_model(model):
             blockscope.compare(model, loop, prompts, policy="exact", block_length=loops.SIZE)
     with pytest.raises(blockscope.UsageError, match="expected a torch.nn.Module"):
         blockscope.compare("run.h5", decode, [[1]], policy="exact")
+
+
+def test_the_lines_of_the_document(model, prompts, tmp_path, monkeypatch, capsys):
+    document = (loops.MODELS.parent / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    lines, = [block for block in blocks if "blockscope.apply(" in block]
+    monkeypatch.chdir(tmp_path)
+    exec(lines, {"model": model, "generate": decode, "prompt": prompts[0]})
+    assert "of the prefix's keys were not read" in capsys.readouterr().out
+    assert json.loads((tmp_path / "compare.json").read_text())["mode"] == "compare"

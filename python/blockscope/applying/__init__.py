@@ -1,5 +1,5 @@
-"""Decodes with a policy in another author's PyTorch model and loop: :func:`apply`, and :func:`blockscope.compare` with a
-model. Both import torch when they are called."""
+"""Decodes with a policy in another author's PyTorch model and loop: :func:`apply`, and :func:`blockscope.compare` with
+a model. Both import torch when they are called."""
 
 from __future__ import annotations
 

@@ -154,16 +154,26 @@ class Applier(Observer):
 
     def _take(self, running: RunningPass, call: AttentionCall) -> None:
         """A call that was not replaced."""
-        if not running.denoises or running.layer < 0:
+        if not running.denoises or running.layer < 0 or running.layer in running.stated:
             return
         raise UsageError(
             f"{self._layers[running.layer][0]}: {call.function}: its result can't be replaced, so the policy "
-            f"{self.policy} can't be applied. HINT: a layer that calls scaled_dot_product_attention: load the model "
-            "with attn_implementation=\"sdpa\"")
+            f"{self.policy} can't be applied. HINT: load the model with attn_implementation=\"sdpa\"; or let the layer "
+            "use what run.attention(layer, q, k, v) returns")
+
+    def _stated(self, running: RunningPass, call: AttentionCall) -> torch.Tensor | None:
+        def own() -> torch.Tensor:
+            heads = call.q.shape[1] // call.k.shape[1]
+            k, v = (x.repeat_interleave(heads, 1) for x in (call.k, call.v))
+            return torch.nn.functional.scaled_dot_product_attention(call.q, k, v, call.mask, scale=call.scale)
+
+        running.read = call.k
+        return self._replace(running, call, own)
 
     def _replace(self, running: RunningPass, call: AttentionCall,
                  own: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-        if not running.denoises or running.layer < 0 or running.skips(call):
+        ignored = running.layer in running.stated and not call.stated
+        if not running.denoises or running.layer < 0 or ignored or running.skips(call):
             return None
         where = f"{self._layers[running.layer][0]}: {call.function}"
         self._refuse(running, call, where)
@@ -197,8 +207,8 @@ class Applier(Observer):
     def _refuse(self, running: RunningPass, call: AttentionCall, where: str) -> None:
         """What a policy can't honour."""
         if running.layer in self._replaced:
-            raise UsageError(f"{where}: called twice in a layer and pass, so the call that attends to the sequence's own "
-                             "keys can't be determined")
+            raise UsageError(f"{where}: called twice in a layer and pass, so the call that attends to the sequence's "
+                             "own keys can't be determined")
         if call.dropout > 0:
             raise UsageError(f"{where}: a policy is applied to attention without dropout, got {call.dropout}. HINT: "
                              "model.eval()")

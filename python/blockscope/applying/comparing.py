@@ -42,6 +42,10 @@ class Stated:
     def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
         """The run of a prompt ends by itself."""
 
+    def attention(self, *given: Any, **more: Any) -> torch.Tensor | None:
+        found = [one.attention(*given, **more) for one in self._followers]
+        return next((one for one in found if one is not None), None)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
@@ -130,8 +134,8 @@ class _Side:
 class _Runs:
     """Runs the loop with one prompt. Every run begins with the same seed."""
 
-    def __init__(self, model: torch.nn.Module, loop: Callable[..., Any], settings: Settings, denoising_steps: int | None,
-                 decoder_layers: Any, seed: int) -> None:
+    def __init__(self, model: torch.nn.Module, loop: Callable[..., Any], settings: Settings,
+                 denoising_steps: int | None, decoder_layers: Any, seed: int) -> None:
         self._model, self._loop, self._settings = model, loop, settings
         self._more = {"denoising_steps": denoising_steps, "decoder_layers": decoder_layers}
         self._seed = seed

@@ -1,5 +1,5 @@
-"""A policy of the user's own class: the interface of ``@blockscope.policy`` (plugins.py), called as the runtime calls it
-(python/runtime/python_policy.cpp)."""
+"""A policy of the user's own class: the interface of ``@blockscope.policy`` (plugins.py), called as the runtime calls
+it (python/runtime/python_policy.cpp)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How much of the prefix an applied policy reads, counted as the runtime does (probe/verify/external_reads.h). A key row
-is one external key with its value, of one KV head at one layer."""
+"""How much of the prefix an applied policy reads, counted as the runtime does (probe/verify/external_reads.h). A key
+row is one external key with its value, of one KV head at one layer."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ class ExactRun(Observer):
         self.outputs = {}
 
     def _take(self, running: RunningPass, call: AttentionCall) -> None:
-        if not running.denoises or running.layer < 0 or call.out is None:
+        ignored = running.layer in running.stated and not call.stated
+        if not running.denoises or running.layer < 0 or call.out is None or ignored:
             return
         with torch.no_grad():
             where = f"{self._layers[running.layer][0]}: {call.function}"
@@ -125,7 +126,8 @@ class Shadow(Applier):
         if logits[0] is None or logits[1] is None:
             tensors = [next(_tensors(output), None) for output in (exact, mine)]
             if tensors[0] is not None and tensors[0].shape == tensors[1].shape:
-                error, true = (tensors[1].float() - tensors[0].float()).square().sum(), tensors[0].float().square().sum()
+                exact, mine = (tensor.float() for tensor in tensors)
+                error, true = (mine - exact).square().sum(), exact.square().sum()
                 sums = self.fidelity.output.setdefault(running.passes[0].step, [0.0, 0.0])
                 sums[0], sums[1] = sums[0] + error.item(), sums[1] + true.item()
             return

@@ -1,5 +1,5 @@
-"""Follows another author's loop: hooks on a model and its layers show its passes, the blocks and steps of its sequences,
-and the attention of its layers. What becomes of them is up to the class that extends it."""
+"""Follows another author's loop: hooks on a model and its layers show its passes, the blocks and steps of its
+sequences, and the attention of its layers. What becomes of them is up to the class that extends it."""
 
 from __future__ import annotations
 
@@ -93,27 +93,31 @@ class Observer:
                                     ranges_of(external))
 
     def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
-                  mask: torch.Tensor | None = None, scale: float | None = None) -> None:
-        """States the attention of a layer that can't be seen. Call it while the layer runs. In this pass, the layer's own
-        calls are then ignored. Outside an observed pass, the call does nothing.
+                  mask: torch.Tensor | None = None, scale: float | None = None) -> torch.Tensor | None:
+        """States the attention of a layer that can't be seen. Call it while the layer runs. In this pass, the layer's
+        own calls are then ignored. Outside an observed pass, the call does nothing.
 
         layer: its number among the decoder layers, from 0. q [S, H, T, D]: queries of the pass's tokens. k, v [S, K, N,
         D]: including the pass's own keys; query head h reads KV head h // (H / K). mask and scale are those of
         ``scaled_dot_product_attention``. mask: True where a key is seen, or a tensor that is added to the scores.
-        scale: None is D ** -0.5."""
+        scale: None is D ** -0.5.
+
+        Returns None: the layer computes its attention itself. ``blockscope.apply`` returns the policy's attention
+        [S, H, T, D] at denoising steps, which the layer must then use."""
         running = self._running
         if torch.compiler.is_compiling() or running is None or self._watch is None or self._idle():
-            return
+            return None
         if self._thread != threading.get_ident():
-            return
+            return None
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self._num_layers:
             raise UsageError(f"run.attention: layer: expected 0 to {self._num_layers - 1}, got {layer!r}")
         with unseen():
             call = stated_call(q, k, v, mask, scale, running.given.batch)
             running.state(layer)
             before, running.layer = running.layer, layer
-            self._see(call)
+            result = self._stated(running, call)
             running.layer = before
+        return result
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -251,6 +255,11 @@ class Observer:
         if not self._looks_inside and self._shapes.first is None:
             self._shapes.look(call, running.given.length)
         self._take(running, call)
+
+    def _stated(self, running: RunningPass, call: AttentionCall) -> torch.Tensor | None:
+        """What run.attention() returns."""
+        self._see(call)
+        return None
 
     def _give(self, call: AttentionCall, own: Callable[[], torch.Tensor]) -> torch.Tensor | None:
         return None if self._running is None else self._replace(self._running, call, own)

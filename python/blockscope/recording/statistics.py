@@ -272,8 +272,8 @@ def gathered(logits: torch.Tensor, positions: list[int], begin: int, count: int)
 
 def predictions_of(one: Pass, computed: list[int] | None, given: PassInput, logits: torch.Tensor, settings: Settings,
                    spare: SpareRows) -> Predictions | None:
-    """From logits [R, V] of a sequence's pass: the rows with predictions that may be needed. Those of the block, and the
-    position after the pass if the logits are shifted."""
+    """From logits [R, V] of a sequence's pass: the rows with predictions that may be needed. Those of the block, and
+    the position after the pass if the logits are shifted."""
     shift = settings.logit_shift
     there = None if computed is None else [position + shift for position in computed]
     if given.positions is not None:  # a row for each position, wherever they stand
