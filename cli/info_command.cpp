@@ -241,6 +241,7 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
   root["level"] = std::string(to_string(info.meta.level));
   root["block_length"] = info.meta.block_length;
   root["mask_token_id"] = info.meta.mask_token_id;
+  if (info.meta.continuous()) root["block_tokens"] = info.meta.block_tokens;
   root["sequences"] = summary.sequences;
   root["blocks"] = summary.blocks;
   root["rows"] = {{"committed", real_rows(summary)},
@@ -321,9 +322,16 @@ void print_table(const TraceInfo& info, const Summary& summary) {
                         plural(meta.num_heads, "query head"), plural(meta.num_kv_heads, "KV head"),
                         meta.head_dim)
           : "shape unknown: not in the imported file";
-  line("model", fmt::format("{}, vocabulary {}", shape, meta.vocab_size));
-  line("mask token", meta.mask_token_id < 0 ? "none" : std::to_string(meta.mask_token_id));
-  line("block length", std::to_string(meta.block_length));
+  if (meta.continuous()) {
+    line("model", shape);
+    line("tokens", "none: the model is continuous");
+    line("block length",
+         fmt::format("{} tokens, {} of them in the arrays", meta.block_tokens, meta.block_length));
+  } else {
+    line("model", fmt::format("{}, vocabulary {}", shape, meta.vocab_size));
+    line("mask token", meta.mask_token_id < 0 ? "none" : std::to_string(meta.mask_token_id));
+    line("block length", std::to_string(meta.block_length));
+  }
   line("level", fmt::format("{}, {}, {}", to_string(meta.level),
                             plural(static_cast<std::int64_t>(meta.layers.size()), "layer"),
                             plural(static_cast<std::int64_t>(meta.heads.size()), "head")));
@@ -331,8 +339,10 @@ void print_table(const TraceInfo& info, const Summary& summary) {
   line("rows", fmt::format("{} committed: {} prefill, {} denoise ({} without a prefix), {} commit",
                            real_rows(summary), summary.rows_by_kind[0], summary.rows_by_kind[1],
                            summary.denoise_without_prefix, summary.rows_by_kind[2]));
-  line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.decided,
-                             tokens_per_step(summary)));
+  if (!meta.continuous()) {
+    line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.decided,
+                               tokens_per_step(summary)));
+  }
   // The draft's passes decide what the target accepts. Each round adds the target's own token.
   if (meta.has_draft) {
     line("drafts",

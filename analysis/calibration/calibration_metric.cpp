@@ -39,6 +39,9 @@ Needs CalibrationMetric::begin_trace(const TraceReader& trace, const TraceShape&
   Needs needs = reader_.begin_trace(trace, shape, "calibration");
   fields_ = exact_fields(trace);
   kept_steps_.begin_trace(trace);
+  if (reader_.reads_pairs() && options_.provisional) {
+    joint_reads_ = JointReads(trace, *options_.provisional);
+  }
   std::string datasets = reader_.computed_from();
   if (reader_.reads_summary()) {
     const bool kept = options_.reference == ReuseReference::kept;
@@ -100,26 +103,21 @@ void CalibrationMetric::add(const StepView& step) {
     add_change(step, layer);
   }
   add_errors(step, layer);
-  if (!reader_.reads_summary()) add_rows(step, layer);
+  if (!reader_.reads_summary() && !reader_.reads_pairs()) add_rows(step, layer);
 }
 
 /// The change from the reference's step.
 void CalibrationMetric::add_change(const StepView& step, Layer& layer) const {
   const std::size_t heads = shape_.heads.size();
+  if (reader_.reads_pairs()) return add_stored(step, layer);
   if (options_.provisional) return add_provisional(step, layer);
-  const bool kept = options_.reference == ReuseReference::kept;
-  const StepRef* from = !kept                     ? step.previous()
-                        : step.reuses(kept_rule_) ? step.source(kept_rule_)
-                                                  : nullptr;
-  if (from == nullptr) return;
-  if (reader_.reads_pairs()) {
-    compare_stored(step, from->step, 0, heads, layer);
-  } else if (kept) {
+  if (options_.reference == ReuseReference::kept) {
+    if (!step.reuses(kept_rule_) || step.source(kept_rule_) == nullptr) return;
     compare(step,
             {step.source(fields_.external, kept_rule_),
              step.source(fields_.lse_external, kept_rule_).floats(), step.source_valid(kept_rule_)},
             0, heads, layer);
-  } else {
+  } else if (step.previous() != nullptr) {
     compare(step,
             {step.previous(fields_.external), step.previous(fields_.lse_external).floats(),
              step.previous_valid()},
@@ -138,18 +136,11 @@ void CalibrationMetric::add_rows(const StepView& step, Layer& layer) const {
     if (!step.reuses(rule) || step.source(rule) == nullptr) continue;
     if (source != step.source(rule)) {  // neighbouring taus mostly have the same one
       source = step.source(rule);
-      if (reader_.reads_pairs()) {  // no row of a continuous block is a mask or a token
-        sums.assign(kRowKinds.size() * heads, {});
-        for (std::size_t head = 0; head < heads; ++head) {
-          sums[static_cast<std::size_t>(RowKind::known) * heads + head] =
-              reader_.stored_pair(step, source->step, head).errors;
-        }
-      } else
-        sums = reader_.errors_of(
-            step,
-            {step.source(fields_.external, rule), step.source(fields_.lse_external, rule).floats(),
-             step.source_valid(rule)},
-            kept_steps_.kinds(step.now(), t));
+      sums = reader_.errors_of(
+          step,
+          {step.source(fields_.external, rule), step.source(fields_.lse_external, rule).floats(),
+           step.source_valid(rule)},
+          kept_steps_.kinds(step.now(), t));
     }
     for (std::size_t i = 0; i < sums.size(); ++i) {
       if (!sums[i].finite()) continue;
@@ -194,46 +185,17 @@ CalibrationMetric::Change CalibrationMetric::compare(const StepView& step, const
   return change;
 }
 
-CalibrationMetric::Change CalibrationMetric::compare_stored(const StepView& step,
-                                                            std::int32_t earlier, std::size_t first,
-                                                            std::size_t heads, Layer& layer) const {
-  const std::size_t range = ranges_.of(step.now().step);
-  Change change;
-  for (std::size_t head = first; head < first + heads; ++head) {
-    const StoredPair pair = reader_.stored_pair(step, earlier, head);
-    Cell& cell = layer.cells[at(0, head, range)];
-    change = {};
-    if (pair.errors.terms == 0) continue;
-    if (!std::isfinite(pair.cosine) || !std::isfinite(pair.drift)) {
-      layer.non_finite += pair.errors.terms;
-      continue;
-    }
-    change = {pair.cosine, pair.drift};
-    cell.similarity.add(change.cosine, pair.errors.terms);
-    cell.lowest.add(change.cosine);
-    cell.drift.add(change.drift, pair.errors.terms);
-  }
-  return change;
-}
-
 void CalibrationMetric::add_provisional(const StepView& step, Layer& layer) const {
   KeptPair& kept = layer.provisional;
-  if (step.now().step == 1) {
-    layer.read.assign(shape_.heads.size(), 1);
-    return keep_all(step, kept);
-  }
+  if (step.now().step == 1) return keep_all(step, kept);
   kept.known = kept.known && step.previous() != nullptr;  // else hidden by a gap
   if (!kept.known) return;
   const ProvisionalMask& mask = *options_.provisional;
   for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
-    const Change change = reader_.reads_pairs()
-                              ? compare_stored(step, layer.read[head], head, 1, layer)
-                              : compare(step, pair_of(kept, head, 1), head, 1, layer);
+    const Change change = compare(step, pair_of(kept, head, 1), head, 1, layer);
     const bool reuses =
         change.cosine > mask.gamma && (!mask.lse_bound || change.drift <= *mask.lse_bound);
-    if (reuses) continue;
-    layer.read[head] = step.now().step;
-    if (!reader_.reads_pairs()) keep(step, head, kept);
+    if (!reuses) keep(step, head, kept);
   }
 }
 
@@ -309,17 +271,6 @@ void CalibrationMetric::add_errors(const StepView& step, Layer& layer) {
     }
   }
   if (ranges_.size() > 1) add_masked_errors(step, taus, layer);
-}
-
-std::vector<ReuseErrorSums> CalibrationMetric::errors_from(const StepView& step,
-                                                           const KeptPair& pair) const {
-  const std::size_t heads = shape_.heads.size();
-  if (!reader_.reads_pairs()) return reader_.errors_of(step, pair_of(pair, 0, heads));
-  std::vector<ReuseErrorSums> sums;
-  for (std::size_t head = 0; head < heads; ++head) {
-    sums.push_back(reader_.stored_pair(step, pair.step, head).errors);
-  }
-  return sums;
 }
 
 /// The errors if a head read, by its mask, up to the end of an earlier range.

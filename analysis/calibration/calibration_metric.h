@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "analysis/calibration/calibration.h"
+#include "analysis/calibration/joint_reads.h"
 #include "analysis/math/cosine.h"
 #include "analysis/math/lowest_values.h"
 #include "analysis/math/running_mean.h"
@@ -57,7 +58,6 @@ class CalibrationMetric : public StepMetric {
     std::vector<LeftOutSteps> left_out;  // [taus]
     std::int64_t non_finite = 0, zero = 0;
     KeptPair provisional;            // of each head's last provisional read
-    std::vector<std::int32_t> read;  // [H]: the step of that read, with stored pairs
     std::vector<KeptPair> ends;      // [ranges - 1]: of the range's last step
     std::vector<CosineSum> cosines;  // scratch
   };
@@ -74,9 +74,10 @@ class CalibrationMetric : public StepMetric {
   Change compare(const StepView& step, const ExternalPair& pair, std::size_t first,
                  std::size_t heads, Layer& layer) const;
   /// The same with what the trace has of the comparison with an earlier step.
-  Change compare_stored(const StepView& step, std::int32_t earlier, std::size_t first,
-                        std::size_t heads, Layer& layer) const;
+  void compare_stored(const StepView& step, std::int32_t earlier, std::size_t first,
+                      std::size_t heads, Layer& layer) const;
   void add_change(const StepView& step, Layer& layer) const;
+  void add_stored(const StepView& step, Layer& layer) const;
   void add_provisional(const StepView& step, Layer& layer) const;
   void add_errors(const StepView& step, Layer& layer);
   void add_rows(const StepView& step, Layer& layer) const;
@@ -97,6 +98,7 @@ class CalibrationMetric : public StepMetric {
   ReuseRule kept_rule_;
   std::vector<ReuseRule> rules_;  // [taus]
   KeptSteps kept_steps_;
+  JointReads joint_reads_;  // of the current trace, with stored pairs
   std::vector<std::int64_t> most_pairs_;
   ExactFields fields_;
   TraceShape shape_;

@@ -27,9 +27,11 @@ class ExternalMassMetric final : public StepMetric {
       non_finite_.assign(shape.layers.size(), 0);
     }
     lse_external_ = exact_fields(trace).lse_external;
+    const TraceMeta& meta = trace.info().meta;
+    reads_summary_ = from_summary_ || meta.block_length < meta.block_tokens;  // else a sample
     const Needs needs =
-        from_summary_ ? Needs{{Field::external_mass}, false, false, {}}
-                      : Needs{{lse_external_, Field::attention_lse_internal}, false, false, {}};
+        reads_summary_ ? Needs{{Field::external_mass}, false, false, {}}
+                       : Needs{{lse_external_, Field::attention_lse_internal}, false, false, {}};
     for (const Field field : needs.fields) {
       require_field(trace, field, kMassMetric);
       paths_.emplace(spec_of(field).path);
@@ -41,7 +43,7 @@ class ExternalMassMetric final : public StepMetric {
 
   void add(const StepView& step) override {
     if (step.now().context_length == 0) return;
-    if (from_summary_) {
+    if (reads_summary_) {
       const auto means = step.now(Field::external_mass).floats().first(shape_.heads.size());
       const std::int64_t terms = step.num_valid();
       non_finite_.at(step.layer()) +=
@@ -94,6 +96,7 @@ class ExternalMassMetric final : public StepMetric {
   }
 
   bool from_summary_;
+  bool reads_summary_ = false;  // of the current trace
   Field lse_external_ = Field::attention_lse_external;
   TraceShape shape_;
   StepGrid grid_;

@@ -52,7 +52,8 @@ std::vector<double> KeptReader::taus() const {
 Needs KeptReader::begin_trace(const TraceReader& trace, const TraceShape& shape,
                               const std::string& metric) {
   fields_ = exact_fields(trace);
-  reads_summary_ = from_summary_ || !trace.has(fields_.external);
+  // The arrays of a continuous model's block may have a sample of its rows.
+  reads_summary_ = from_summary_ || !trace.has(fields_.external) || trace.info().meta.continuous();
   heads_ = shape.heads.size();
   channels_ = static_cast<std::size_t>(shape.head_dim);
   layers_.resize(shape.layers.size());

@@ -26,6 +26,7 @@ class SettlingMetric final : public StepMetric {
  public:
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
     require_field(trace, Field::prediction_token, kSettlingMetric);
+    require_tokens(trace, kSettlingMetric);
     trace_ = &trace;
     ordered_ = shape.block_length > 1 && !trace.info().meta.has_draft && !is_autoregressive(trace);
     block_length_ = shape.block_length;

@@ -24,7 +24,10 @@ class SimilarityMetric final : public StepMetric {
       internal_ = PairCosines(shape.layers.size(), shape.heads.size());
     }
     const ExactFields exact = exact_fields(trace);
-    summaries_ = from_summary_ || !trace.has(exact.external);
+    // The arrays of a continuous model's block may have a sample of its rows.
+    const TraceMeta& meta = trace.info().meta;
+    summaries_ =
+        from_summary_ || !trace.has(exact.external) || meta.block_length < meta.block_tokens;
     field_external_ = summaries_ ? Field::similarity_external : exact.external;
     field_internal_ = summaries_ ? Field::similarity_internal : Field::attention_internal;
     require_field(trace, field_external_, kSimilarityMetric);

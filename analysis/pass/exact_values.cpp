@@ -113,4 +113,10 @@ void require_field(const TraceReader& trace, Field field, const std::string& met
                   level_of(spec.exists), sets && meta.set_size == 0 ? " and --set-size > 0" : ""));
 }
 
+void require_tokens(const TraceReader& trace, const std::string& metric) {
+  if (!trace.info().meta.continuous()) return;
+  throw TraceError(fmt::format("{}: {}: the trace has no tokens, because its model is continuous",
+                               trace.info().path, metric));
+}
+
 }  // namespace blockscope

@@ -30,5 +30,7 @@ std::string paths_of(const std::vector<Field>& fields);
 /// Throws TraceError if the trace lacks the field. The message names the metric, the dataset and
 /// the lowest --record level that has it.
 void require_field(const TraceReader& trace, Field field, const std::string& metric);
+/// Throws TraceError if the trace is of a continuous model.
+void require_tokens(const TraceReader& trace, const std::string& metric);
 
 }  // namespace blockscope

@@ -166,8 +166,11 @@ std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& tra
   const std::string policy = text_of(run, "policy");
   facts.emplace_back("Attention",
                      policy.empty() ? "unknown policy" : fmt::format("policy {}", policy));
-  facts.emplace_back("Decoding",
-                     fmt::format("block length {}, {}", meta.block_length, decoding_text(run)));
+  facts.emplace_back(
+      "Decoding", meta.continuous()
+                      ? fmt::format("continuous, blocks of {} tokens, {} of them in the arrays",
+                                    meta.block_tokens, meta.block_length)
+                      : fmt::format("block length {}, {}", meta.block_length, decoding_text(run)));
   const std::string arrays =
       knows_model_shape(meta) ? fmt::format(", {} of {} layers, {} of {} heads", meta.layers.size(),
                                             meta.num_layers, meta.heads.size(), meta.num_heads)

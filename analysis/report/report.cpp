@@ -120,7 +120,9 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   if (metrics.find("router") != nullptr || metrics.missing.count("router") > 0) {
     page.sections.push_back(router_section(metrics));
   }
-  page.sections.push_back(decoding_section(metrics));
+  if (!traces.trace(0).info().meta.continuous()) {
+    page.sections.push_back(decoding_section(metrics));
+  }
   if (!options.own.empty()) page.sections.push_back(own_section(options.own));
   page.sections.push_back(methods_section(metrics));
   // A chosen sequence may be the only one whose text is meant to be seen.

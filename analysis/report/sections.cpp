@@ -75,6 +75,13 @@ void add_heatmaps(SectionBuilder& section, const TraceGroup& traces, const Pictu
 }  // namespace
 
 ReportSection trajectory_section(const TraceGroup& traces, const PictureChoice& choice) {
+  if (traces.trace(0).info().meta.continuous()) {
+    return {"trajectory",
+            "Blocks and steps",
+            "The model is continuous, so the trace has no tokens. Each row is a block, each column "
+            "a step, and each cell the timestep of its pass.",
+            {ReportHtml{steps_html(traces.trace(0), choice.blocks)}}};
+  }
   return {
       "trajectory",
       "How a text appears",

@@ -54,6 +54,9 @@ std::vector<std::pair<std::string, std::string>> sequence_facts(const TraceReade
 std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSteps>& blocks,
                             std::size_t shown, const TrajectoryLimits& limits = {});
 
+/// A table blocks x steps of a continuous model's trace, with the timesteps.
+std::string steps_html(const TraceReader& trace, const std::vector<BlockSteps>& blocks);
+
 /// Style rules of the table, including the ten colours of confidence.
 std::string trajectory_css();
 

@@ -198,6 +198,41 @@ std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSte
   return html + "</div>\n";
 }
 
+std::string steps_html(const TraceReader& trace, const std::vector<BlockSteps>& blocks) {
+  if (blocks.empty()) return html_paragraph("The trace has no denoising steps.", "note");
+  constexpr std::size_t kMostBlocks = 64;
+  constexpr std::int32_t kMostSteps = 16;
+  std::int32_t steps = 0;
+  for (const BlockSteps& block : blocks) steps = std::max(steps, block.steps.back().step);
+  const std::int32_t shown = std::min(steps, kMostSteps);
+  std::string html =
+      "<div class=\"still\">\n<table><thead><tr><th scope=\"col\">block</th>"
+      "<th scope=\"col\">position</th><th scope=\"col\">external keys</th>";
+  for (std::int32_t step = 1; step <= shown; ++step) {
+    html += fmt::format("<th scope=\"col\">step {}</th>", step);
+  }
+  html += "</tr></thead><tbody>\n";
+  for (const BlockSteps& block : std::span(blocks).first(std::min(blocks.size(), kMostBlocks))) {
+    const StepRef& first = block.steps.front();
+    html += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>", block.block,
+                        first.block_start, first.context_length);
+    for (const StepRef& step : block.steps) {
+      if (step.step > shown) break;
+      html += fmt::format("<td>{:g}</td>",
+                          trace.read_floats(Field::step_timestep, step.row, 1).front());
+    }
+    html += "</tr>\n";
+  }
+  html += "</tbody></table>\n";
+  if (blocks.size() > kMostBlocks || steps > shown) {
+    html += html_paragraph(fmt::format("Shown: the first {} of {} and {} steps of a block.",
+                                       std::min(blocks.size(), kMostBlocks),
+                                       counted(std::ssize(blocks), "block", "blocks"), shown),
+                           "note");
+  }
+  return html + "</div>\n";
+}
+
 std::string trajectory_css() {
   std::string css = R"(.trajectories{display:flex;flex-wrap:wrap;gap:1.5rem 2rem;overflow-x:auto}
 .trajectory{border-collapse:collapse;table-layout:fixed;font-size:12px;width:max-content}

@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 
     from .trace import Trace
 
-_DENOISE = 1  # values of /steps/kind
 _SMALL = 1 << 18  # bytes of a row; smaller ones cost less together
 _TYPES = {"u8": np.uint8, "i32": np.int32, "i64": np.int64, "f32": np.float32}
 # Groups whose datasets have short names; the first one with a name has it.
 _GROUPS = ("attention", "query", "hidden", "kv", "sets", "prediction", "spread", "summary", "steps", "shadow")
-_COLUMNS = ("sequence", "block", "step", "kind", "recorded")
+_COLUMNS = ("sequence", "block", "step", "recorded")
 
 
 class Step:
@@ -190,7 +189,7 @@ def blocks(trace: Trace, *, layers: Indices = None, steps: Indices = None, block
     for name, values in columns.items():
         if values.size:
             core.read(f"/steps/{name}", [0], [values.size], values)
-    keep = (columns["kind"] == _DENOISE) & (columns["recorded"] == 1)
+    keep = (columns["step"] > 0) & (columns["recorded"] == 1)
     for name, given, least in (("step", steps, 1), ("block", blocks, 0), ("sequence", sequences, 0)):
         chosen = indices(name + "s", given, least)
         if chosen is not None:

@@ -20,7 +20,7 @@ def applied(model, loop, shape, policy, batch=2, watch=True, **options):
                           sinks=shape.sinks * shape.frame or None) as run:
         def tell(start, timestep, branch):
             watcher.tell(start, timestep, branch)
-            run.step(start=start, timestep=timestep)
+            run.step(start=start, timestep=timestep, branch=branch)
 
         video = loop(model, noise, context, tell=tell, **options)
     models.watch(model, None)
@@ -47,6 +47,22 @@ def test_every_output_is_that_of_the_released_rule(tmp_path, kind, name):
     assert summary["denoising_steps"] == 70 and summary["steps_reused"] == 2 * 7 * 4
     plain = loop(model, *models.inputs(shape, batch=2)[:2])
     assert not torch.allclose(video, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind, doubled", [("causal", False), ("wan", False), ("wan", True)])
+def test_branches_of_guidance_keep_their_own_pairs(tmp_path, kind, doubled):
+    model, loop, shape = made(kind, "rolling")
+    masks = masks_of(shape, 11)
+    path = file_of(tmp_path / "reuse.json", shape, masks)
+    more = {"negative": models.inputs(shape, batch=2)[2], **({"doubled": True} if doubled else {})}
+    _, passes, summary = applied(model, loop, shape, f"flashblock,reuse={path}", **more)
+    rules = {branch: reference.Reuse(masks) for branch in (0, 1)}
+    assert {one.branch for one in passes} == ({0} if doubled else {0, 1})
+    for one in passes:
+        for layer, (q, k, v, out) in one.calls.items():
+            wanted = rules[one.branch].merged(layer, one.step, *reference.parts(q, k, v))
+            assert np.abs(wanted - out).max() < 2e-5 * np.abs(wanted).max(), (one.branch, one.chunk, one.step, layer)
+    assert (summary["sequences"], summary["denoising_steps"]) == (4, 140)
 
 
 @pytest.mark.parametrize("kind", ["causal", "wan"])

@@ -95,6 +95,7 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
                                                   JobControl& control) {
   auto result = std::make_shared<Trajectory>();
   const SequenceInfo info = trace.sequence(sequence);
+  result->continuous = trace.info().meta.continuous();
   for (const std::int64_t token : info.prompt) result->prompt += token_bytes(trace, token);
   result->gen_length = answer_length(trace, sequence, info);
   result->cells_of_position.resize(static_cast<std::size_t>(result->gen_length));
@@ -108,9 +109,12 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
       steps = trace.steps(rows[i], std::min(kRowsAtOnce, trace.info().num_rows - rows[i]));
     }
     const auto at = static_cast<std::size_t>(rows[i] - steps.first_row);
-    if (static_cast<PassKind>(steps.kind[at]) == PassKind::denoise) {
+    if (is_step(static_cast<PassKind>(steps.kind[at]), result->continuous)) {
       result->rows.push_back(
           {rows[i], steps.block[at], steps.step[at], steps.block_start[at] - prompt_length});
+      if (result->continuous) {
+        result->rows.back().timestep = trace.read_floats(Field::step_timestep, rows[i], 1).front();
+      }
     }
     // Tokens decided by a prefill or a commit (sub-blocks, drafts) belong to the step before it.
     const auto t = static_cast<std::int32_t>(std::max<std::size_t>(result->rows.size(), 1) - 1);
@@ -148,6 +152,15 @@ Data<Trajectory> request_trajectory(ViewModel& model) {
 }
 
 CsvTable trajectory_table(const Trajectory& trajectory) {
+  if (trajectory.continuous) {
+    CsvTable table({"position", "step", "block", "step in block", "timestep"});
+    for (std::size_t t = 0; t < trajectory.rows.size(); ++t) {
+      const Trajectory::Row& row = trajectory.rows[t];
+      table.add({std::int64_t{row.first_position}, static_cast<std::int64_t>(t),
+                 std::int64_t{row.block}, std::int64_t{row.step_in_block}, double{row.timestep}});
+    }
+    return table;
+  }
   CsvTable table({"position", "step", "block", "step in block", "token", "confidence"});
   for (const Trajectory::Cell& cell : trajectory.cells) {
     if (cell.step < 0 || cell.step >= std::ssize(trajectory.rows)) continue;

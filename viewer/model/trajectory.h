@@ -27,6 +27,7 @@ struct Trajectory : Payload {
     std::int32_t block = 0;
     std::int32_t step_in_block = 0;
     std::int32_t first_position = 0;  ///< start of the block after the prompt; may be negative
+    float timestep = 0.0F;            ///< of a continuous model
   };
   /// A column of the picture: one position, or a run of positions that never hold anything but
   /// end-of-text tokens. A run ends with its block.
@@ -35,6 +36,7 @@ struct Trajectory : Payload {
     std::int64_t count = 1;
     std::int64_t runs_before = 0;  ///< columns to the left that are runs
   };
+  bool continuous = false;  ///< the model is, so there are no tokens
   std::string prompt;
   std::int64_t gen_length = 0;
   std::vector<Row> rows;    ///< denoising steps in order

@@ -259,6 +259,20 @@ void follow_columns(PanelContext& context, const TrajectoryGrid& grid) {
   }
 }
 
+/// The steps of a continuous model's blocks, which hold no tokens.
+void draw_steps(PanelContext& context, const Trajectory& trajectory, std::int32_t now) {
+  ImGui::TextDisabled("The model is continuous, so the trace has no tokens.");
+  ImGui::BeginChild("steps");
+  for (std::size_t t = 0; t < trajectory.rows.size(); ++t) {
+    const Trajectory::Row& row = trajectory.rows[t];
+    const std::string name =
+        fmt::format("block {}, position {}, step {}, timestep {:g}##{}", row.block,
+                    row.first_position, row.step_in_block, row.timestep, t);
+    if (ImGui::Selectable(name.c_str(), std::cmp_equal(t, now))) context.model.select_row(row.row);
+  }
+  ImGui::EndChild();
+}
+
 void draw_trajectory_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.step() == nullptr) {
@@ -270,6 +284,7 @@ void draw_trajectory_panel(PanelContext& context) {
   const Trajectory& trajectory = *data.value;
   const std::int32_t t = time_of(trajectory, *model.step());
   draw_controls(context, t, static_cast<std::int32_t>(trajectory.rows.size()) - 1);
+  if (trajectory.continuous) return draw_steps(context, trajectory, t);
 
   const float text_height = ImGui::GetTextLineHeight();
   // Always with a scrollbar: one that appears and disappears would change the wrapping, and so

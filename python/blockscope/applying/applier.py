@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ class _Counts:
     planned_steps: int | None = None
     masked: list[bool] = field(default_factory=list)  # [B] of the last step
     predictions: list[tuple[int, float]] = field(default_factory=list)  # [B] its best tokens and their probabilities
+    memory: dict[Any, Any] = field(default_factory=dict)  # what the policy keeps
 
     def sure_left(self, changed: list[bool], mask_token_id: int | None) -> float:
         """Of the tokens that the last step could have decided and did not, the n-th largest probability, where it
@@ -58,7 +60,7 @@ class Applier(Observer):
                           check=lambda shape, where: None)
         self._policy, self._denoising_steps = policy, denoising_steps
         self._ready = False  # the policy knows the model's sizes
-        self._counts: dict[Sequence, _Counts] = {}
+        self._counts: weakref.WeakKeyDictionary[Sequence, _Counts] = weakref.WeakKeyDictionary()
         self._steps: list[Step] = []  # of the running pass, by slot; none: a prefill
         self._replaced: dict[int, torch.Tensor | None] = {}  # layers of the running pass: heads that reused [S, H]
         self._reads, self._spare = Reads(), SpareRows()
@@ -121,8 +123,9 @@ class Applier(Observer):
             return
         first = self._batch.sequences[0]
         self._policy.check(bool(first.bidirectional), self._settings.autoregressive)
-        self._counts = {sequence: self._counts.get(sequence) or self._new(sequence, one)
-                        for sequence, one in zip(self._batch.sequences, running.passes)}
+        for sequence, one in zip(self._batch.sequences, running.passes):
+            if sequence not in self._counts:
+                self._counts[sequence] = self._new(sequence, one)
         self._steps = [self._step(slot, one, sequence, self._counts[sequence])
                        for slot, (one, sequence) in enumerate(zip(running.passes, self._batch.sequences))]
         self._policy.begin_pass(self._steps)
@@ -146,7 +149,8 @@ class Applier(Observer):
             one.masked, one.changed_rows, (counts.since_read if same_block else 0) + one.changed,
             [old or new for old, new in zip(unread, one.changed_rows)], tuple(sequence.prompt),
             one.is_step and one.kind is Kind.COMMIT,
-            counts.sure_left(one.changed_rows, self._settings.mask_token_id) if same_block else 0.0)
+            counts.sure_left(one.changed_rows, self._settings.mask_token_id) if same_block else 0.0,
+            memory=counts.memory)
 
     def _watches(self, running: RunningPass) -> bool:
         """The keys of a batch show its order."""

@@ -61,7 +61,7 @@ class FlashBlock(Policy):
         self._values = values
         self._file = ReuseFile()
         self._tau, self._count = values["tau"] or 2, values["count"] or "since_read"
-        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer: [S, H, B, D], [S, H, B]
+        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the batch's, by layer: [S, H, B, D], [S, H, B]
         self._kept: list[bool] = []  # by slot: heads that may reuse keep their pair, but for some rows
         self._rows_read: list[int] = []
         self._ranges: list[int] = []
@@ -93,6 +93,7 @@ class FlashBlock(Policy):
     def begin_pass(self, steps: Sequence[Step]) -> None:
         self._kept, self._rows_read, self._ranges, self._refresh_rows = [], [], [], None
         self._masks = None
+        self._pairs = steps[0].memory.setdefault("pairs", {})  # batches may take turns, as branches of guidance do
         for slot, step in enumerate(steps):
             self._add(slot, step, len(steps))
 

@@ -35,7 +35,6 @@ class OwnPolicy(Policy):
         self._file = _file_of(made)
         self.settings = {"policy": text, "plugin": os.path.basename(self._file)}
         self._steps: Sequence[Step] = ()
-        self._memory: dict[int, dict[Any, Any]] = {}  # by sequence
         names = [name for name in ("choose", "attend") if self._has(name)]
         if len(names) != 1:
             raise UsageError(f"{self._file}: expected a class with either choose() or attend(), got "
@@ -65,10 +64,9 @@ class OwnPolicy(Policy):
 
     def begin_pass(self, steps: Sequence[Step]) -> None:
         self._steps = steps
-        kept, self._memory = self._memory, {}
         for step in steps:
-            begins = step.denoises and step.run_step == 1
-            step.memory = self._memory[step.sequence] = {} if begins else kept.get(step.sequence, {})
+            if step.denoises and step.run_step == 1:
+                step.memory.clear()
         begin = self._has("begin_pass")
         if begin is not None:
             with self._call("begin_pass"):

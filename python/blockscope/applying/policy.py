@@ -42,7 +42,7 @@ class Step:
     clean: bool = False  # the pass of a continuous model that writes a finished block's keys: the block's last step
     sure_left: float = 0.0  # as probe/policies/pass_context.h says
     scale: float = 0.0  # of the softmax
-    memory: dict[Any, Any] = field(default_factory=dict)  # an own policy's, as long as the sequence
+    memory: dict[Any, Any] = field(default_factory=dict)  # the policy's, as long as the sequence
 
     @property
     def first(self) -> bool:

@@ -53,7 +53,6 @@ class Selection(Policy):
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
         self._steps: Sequence[Step] = ()
-        self._sequences: list[int] = []  # by slot: whose sets these are
         self._sets: list[dict[int, KeySet]] = []  # by slot, by layer
 
     def setup(self, shape: ModelShape) -> None:
@@ -88,13 +87,7 @@ class Selection(Policy):
 
     def begin_pass(self, steps: Sequence[Step]) -> None:
         self._steps = steps
-        del self._sets[len(steps):], self._sequences[len(steps):]
-        for slot, step in enumerate(steps):
-            if slot == len(self._sets):
-                self._sets.append({})
-                self._sequences.append(-1)
-            if self._sequences[slot] != step.sequence or step.denoises and step.run_step == 1:
-                self._sequences[slot], self._sets[slot] = step.sequence, {}
+        self._sets = [step.memory.setdefault("sets", {}) for step in steps]
 
     def _reads_all(self, step: Step, layer: int) -> bool:
         return layer < self.values["exact_layers"] or not step.denoises or self.dense(step)
@@ -189,28 +182,17 @@ class Quest(Selection):
             raise UsageError(f"policy {self.text}: keeps bounds of committed keys, but a bidirectional model's keys "
                              "change. HINT: use another policy")
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        super().__init__(values)
-        self._bounds: dict[tuple[int, int, int], tuple[int, torch.Tensor, torch.Tensor]] = {}
-
-    def begin_pass(self, steps: Sequence[Step]) -> None:
-        super().begin_pass(steps)
-        current = {step.sequence for step in steps}
-        self._bounds = {place: bounds for place, bounds in self._bounds.items() if place[0] in current}
-
     def choose(self, given: Attention, step: Step, kept: KeySet | None) -> KeySet:
         keys, page = given.k_ext, self.values["page"]
         length = keys.shape[2]
         if length == 0:
             return KeySet(torch.empty(keys.shape[1], 0, dtype=torch.int32, device=keys.device))
         # Kept within the block, because committed keys don't change.
-        place = step.sequence, step.block, given.layer
-        known = self._bounds.get(place)
-        if known is None or known[0] != length or step.first:
-            known = length, *given.operators.page_bounds(keys, given.lengths, page)
-            self._bounds[place] = known
-            self._bounds.pop((step.sequence, step.block - 1, given.layer), None)
-        scores = given.operators.page_scores(given.q, *known[1:], given.lengths, page)[0]
+        block, bounds = step.memory.get(("bounds", given.layer), (None, None))
+        if block != step.block or step.first:
+            bounds = given.operators.page_bounds(keys, given.lengths, page)
+            step.memory["bounds", given.layer] = step.block, bounds
+        scores = given.operators.page_scores(given.q, *bounds, given.lengths, page)[0]
         taken = -(-self.set_size(length) // page)
         # NaN ranks last, after -infinity.
         ranked = scores.clamp_min(torch.finfo(scores.dtype).min).masked_fill(scores != scores, -math.inf)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._arguments import whole_number
 from ..errors import UsageError
 from .batch import Batch
 from .model import PAST, Inputs
@@ -17,8 +18,8 @@ from .settings import Settings
 from .steps import STATE_IT, Change, Kind, Pass, PassInput, Statement
 from .video import START_FRAMES, STARTS, TIMESTEPS, Video
 
-TWO_BRANCHES = ("if the loop calls the model twice a step, as classifier-free guidance does, put the second call within "
-                "run.paused(), or run both in one batch with record(..., batch_rows=[0])")
+TWO_BRANCHES = ("if the loop calls the model once for each branch of classifier-free guidance, run.step(branch=0) and "
+                "run.step(branch=1) before the calls record both, and run.paused() leaves one out")
 
 
 class VideoInputs(Inputs):
@@ -46,8 +47,8 @@ class VideoInputs(Inputs):
             return statement.timestep
         name = next((name for name in TIMESTEPS if bound.get(name) is not None), None)
         if name is None:
-            raise UsageError(f"the model was called without a timestep (looked for {', '.join(TIMESTEPS)}). {STATE_IT}: "
-                             "timestep=...")
+            raise UsageError("the model was called without a timestep (looked for "
+                             f"{', '.join(TIMESTEPS)}). {STATE_IT}: timestep=...")
         value = torch.as_tensor(bound[name]).detach()
         if self._rows is not None and value.dim() > 0 and len(value) == batch:
             value = value[self._rows]
@@ -74,8 +75,9 @@ class VideoInputs(Inputs):
         if self._settings.bidirectional:
             return 0  # one block is the whole video
         raise UsageError(
-            f"where the block stands can't be seen: the model was called without {', '.join((*STARTS, *START_FRAMES))}. "
-            f"{STATE_IT}: start=...; if one block is the whole video, record(..., bidirectional=True)")
+            "where the block stands can't be seen: the model was called without "
+            f"{', '.join((*STARTS, *START_FRAMES))}. {STATE_IT}: start=...; if one block is the "
+            "whole video, record(..., bidirectional=True)")
 
 
 def _latents(bound: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -172,9 +174,9 @@ class VideoSequence:
         size = self.settings.block_length
         if self.begun and given.start < self.block_start + size:
             raise UsageError(
-                f"a block at position {given.start} after the one at {self.block_start}, expected {self.block_start + size} "
-                f"or a later one. HINT: block_length = {size} must be the tokens of a block; run.begin_sequence() says "
-                "that another video begins")
+                f"a block at position {given.start} after the one at {self.block_start}, expected "
+                f"{self.block_start + size} or a later one. HINT: block_length = {size} must be the tokens of a block; "
+                "run.begin_sequence() says that another video begins")
         self.origin = given.start if self.origin is None else self.origin
         self.block, self.block_start, self.step = self.block + 1, given.start, 0
         self.timestep, self.clean = math.inf, False
@@ -190,7 +192,8 @@ class VideoBatch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.sequences: list[VideoSequence] = []
+        self._branches: dict[int | None, list[VideoSequence]] = {}
+        self._branch: int | None = None  # of the last pass
         self._names: list[str] | None = None  # stated with begin_sequence()
 
     def state_next(self, prompt_length: int | None, gen_length: int | None, names: list[str]) -> None:
@@ -198,17 +201,25 @@ class VideoBatch:
             raise UsageError("run.begin_sequence: a continuous model has no tokens, so expected neither prompt_length "
                              "nor gen_length")
         self._names = names
+        self._branches = {}
+
+    @property
+    def sequences(self) -> list[VideoSequence]:
+        return self._branches.get(self._branch, [])
 
     def starts_anew(self, given: PassInput) -> bool:
-        return (self._names is not None or len(self.sequences) != len(given.ids)
-                or not all(one.continues(given) for one in self.sequences))
+        self._branch = given.statement.branch
+        now = self.sequences
+        return not now or len(now) != len(given.ids) or not all(one.continues(given) for one in now)
 
     def begin(self, given: PassInput) -> None:
-        names = self._names or [""] * len(given.ids)
+        stated = self._names if self._branch not in self._branches else None  # not the next video's
+        names = stated or [""] * len(given.ids)
         if len(names) != len(given.ids):
             raise UsageError(f"run.begin_sequence: {len(names)} names for a batch of {len(given.ids)}")
-        self._names = None
-        self.sequences = [VideoSequence(self.settings, name) for name in names]
+        if self._branch:
+            names = [f"{name} branch {self._branch}".strip() for name in names]
+        self._branches[self._branch] = [VideoSequence(self.settings, name) for name in names]
 
     def observe(self, given: PassInput) -> list[tuple[Pass, Change]]:
         return [(one.observe(given), Change()) for one in self.sequences]
@@ -231,6 +242,13 @@ def number_of(timestep: Any) -> float | None:
     return value
 
 
+def branch_of(branch: Any) -> int | None:
+    number = None if branch is None else whole_number(branch)
+    if branch is not None and (number is None or number < 0):
+        raise UsageError(f"run.step: branch: expected 0, 1, ..., got {branch!r}")
+    return number
+
+
 def ranges_of(external: Any) -> list[tuple[int, int]] | None:
     """The positions of external keys given to run.step()."""
     if external is None:
@@ -241,8 +259,8 @@ def ranges_of(external: Any) -> list[tuple[int, int]] | None:
         ranges = [(0, -1)]
     ends = [0, *(place for one in ranges for place in one)]
     if any(b < a for a, b in zip(ends, ends[1:])):
-        raise UsageError(f"run.step: external: expected rising ranges of positions such as [(0, 4), (12, 24)], got "
-                         f"{external!r}")
+        raise UsageError(f"run.step: external: expected rising ranges of positions, got {external!r}. HINT: "
+                         "[(0, 4), (12, 24)] are positions 0 to 3 and 12 to 23")
     return ranges
 
 
@@ -258,7 +276,8 @@ def external_positions(given: PassInput, outside: int, block_start: int, video: 
         count = sum(end - begin for begin, end in stated)
         if count != outside:
             raise UsageError(f"run.step: external: {stated} are {count} keys, and the block at position {block_start} "
-                             f"sees {outside} before its own")
+                             f"sees {outside} before its own. HINT: the positions of all keys before the block's own, "
+                             "in their order")
         return stated
     if outside == block_start:
         return [(0, block_start)] if outside else []

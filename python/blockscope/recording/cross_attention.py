@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .calls import AttentionCall
+
 NAMES = ("cross_attn", "cross_attention", "crossattn", "attn2", "encoder_attn", "text_attn", "image_attn")
 
 
@@ -19,3 +21,12 @@ def watch_cross_attention(model: torch.nn.Module, enter: Callable[[str], None]) 
             hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: enter(name)))
             hooks.append(module.register_forward_hook(lambda _, args, output: enter(""), always_call=True))
     return hooks
+
+
+def other_attention(call: AttentionCall, inside: str, length: int) -> str:
+    """The name of a call that isn't self-attention; "": it is. inside: the module of cross-attention that runs; length:
+    tokens of the pass."""
+    keys, queries = call.k.shape[2], call.q.shape[2]
+    if call.stated or not (inside or keys < min(queries, length)):
+        return ""
+    return f"{inside or f'{keys} keys for {queries} queries'}: {call.function}"

@@ -1,6 +1,6 @@
-"""The attention of a continuous model's block, which may have thousands of rows. One head at a time is computed, compared
-with the block's earlier steps and reduced to sums over all rows; only the rows that the trace records are kept. Of the
-earlier steps, A_out and L_out stay in memory, in the type of the queries."""
+"""The attention of a continuous model's block, which may have thousands of rows. One head at a time is computed,
+compared with the block's earlier steps, and reduced to sums over all rows. Only the rows that the trace records are
+kept. A_out and L_out of the earlier steps stay in memory, in the type of the queries."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import _core
 from . import kernels
+from .agreement import difference
 from .geometry import Biases, KeyRanges
 from .split import LayerAttention, Part
 from .video import Video
@@ -27,7 +28,7 @@ class KeptHeads:
 
     external: Tensor | None
     lse: Tensor | None
-    internal: Tensor | None = None  # of the step before alone
+    internal: Tensor | None = None  # of the two last steps alone
     query: Tensor | None = None  # of the first step alone
 
 
@@ -85,8 +86,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float, ranges
         for head in range(heads):
             out, *found = _split(q, k, v, scale, softcap, ranges, biases, slot, head, head // group)
             if check is not None:
-                used = check[slot, head].float()
-                worst = max(worst, ((out - used).abs().max() / used.abs().max().clamp_min(1e-30)).item())
+                worst = max(worst, difference(out, check[slot, head]))
             a_out, l_out, a_in, l_in = found
             _summarise(sums, kept[slot], layer, one.step, slot, head, found, q[slot, head], external, video)
             if external:
@@ -111,8 +111,7 @@ def _split(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float, ranges
            head: int, kv_head: int) -> list[Tensor]:
     """out, A_out, L_out, A_in, L_in of one head: [B, D], [B]."""
     query, key, value = (x[slot:slot + 1, i:i + 1] for x, i in ((q, head), (k, kv_head), (v, kv_head)))
-    outside, inside = [(ranges.of(x, 2), ranges.inside(x, 2)) for x in (key, value)], None
-    (k_ext, k_in), (v_ext, v_in) = outside
+    (k_ext, k_in), (v_ext, v_in) = [(ranges.of(x, 2), ranges.inside(x, 2)) for x in (key, value)]
     length = torch.full((1,), k_ext.shape[2], dtype=torch.int64)
 
     def of_head(bias: Tensor | None) -> Tensor | None:
@@ -152,11 +151,11 @@ def _summarise(sums: LayerSums, kept: dict[Any, Any], layer: int, step: int, slo
 
 def _keep(kept: dict[Any, Any], layer: int, step: int, own: KeptHeads, video: Video) -> None:
     kept[layer, step] = own
-    before = kept.get((layer, step - 1))
+    before = kept.get((layer, step - 2))  # the step before this one may be needed again, if this pass fails
     if before is not None:
         before.internal = None
-        if step - 1 > video.pair_steps:
-            del kept[layer, step - 1]
+        if step - 2 > video.pair_steps:
+            del kept[layer, step - 2]
 
 
 def values_of(layers: list[LayerAttention], slot: int, one: Any) -> dict[str, Tensor]:
@@ -181,8 +180,7 @@ def values_of(layers: list[LayerAttention], slot: int, one: Any) -> dict[str, Te
     errors = torch.stack([zero, zero, reference, reference], -1) if one.step == 1 else pairs[:, 0][..., 3:]
     values["/summary/reuse_error"] = errors.expand(taus, *errors.shape)
     if one.step > 1:
-        kept = torch.full((*reference.shape, 3, 5), math.nan, device=reference.device)
-        kept.zero_()
+        kept = reference.new_zeros(*reference.shape, 3, 5)
         kept[..., KNOWN, :] = pairs[:, 0][..., [0, 1, 2, 3, 5]]
         values["/summary/kept_pair"] = kept.expand(taus, *kept.shape)
     return values

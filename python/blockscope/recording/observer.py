@@ -16,7 +16,7 @@ from ..errors import UsageError
 from .attention import Watch, unseen, watch_multihead
 from .calls import AttentionCall, stated_call
 from .compiled import run_as_compiled, run_eagerly, uncompiled
-from .continuous import batch_for, number_of, ranges_of
+from .continuous import batch_for, branch_of, number_of, ranges_of
 from .cross_attention import watch_cross_attention
 from .entrances import Entrances
 from .geometry import Geometry
@@ -77,20 +77,22 @@ class Observer:
         self._batch = batch_for(self._settings)
 
     def step(self, *, start: int | None = None, positions: Any = None, block_start: int | None = None,
-             kind: str | None = None, timestep: float | None = None, external: Any = None) -> None:
+             kind: str | None = None, timestep: float | None = None, external: Any = None,
+             branch: int | None = None) -> None:
         """States what the inputs of the next pass don't show: the position of its first token, or those of all its
         tokens; the position of the block's first token; and whether it is a ``prefill``, ``denoise`` or ``commit``.
 
         positions: ascending, [R] or [S, R]. As many as the pass has tokens: their positions. Fewer: the positions that
         the model computes, if it gets the whole sequence and skips rows inside.
 
-        timestep, external: of a continuous model. external: the positions of the keys before the block's own, such as
-        ``[(0, 4), (12, 24)]``, where a rolling cache doesn't tell."""
+        timestep, external, branch: of a continuous model. external: the positions of the keys before the block's own,
+        such as ``[(0, 4), (12, 24)]``, where a rolling cache doesn't tell. branch: 0, 1, ... of classifier-free
+        guidance that calls the model once for each branch; each branch is a sequence of the trace."""
         named = kind_named(kind)
         if start is not None and positions is not None:
             raise UsageError("run.step: expected either start or positions, got both")
         self._statement = Statement(start, block_start, named, _rising(positions), number_of(timestep),
-                                    ranges_of(external))
+                                    ranges_of(external), branch_of(branch))
 
     def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
                   mask: torch.Tensor | None = None, scale: float | None = None) -> torch.Tensor | None:

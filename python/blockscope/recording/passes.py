@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from ..errors import UsageError
-from . import kernels
+from . import agreement, kernels
 from .attention import LOOKED_FOR, operation_name
 from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
 from .calls import AttentionCall
+from .cross_attention import other_attention
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .intervention import BlockCall
@@ -99,7 +100,7 @@ class RunningPass:
             raise UsageError(f"{where}: with dropout of {call.dropout}, so the attention isn't what its keys give. "
                              "HINT: model.eval()")
         if check and call.confirm is not None:
-            _compare(*call.confirm(), where)
+            self._require_same(*call.confirm(), where)
         chosen, block = self.block_of(call, shapes, where)
         q, k, v, ranges, rows = block.q, block.k, block.v, block.ranges, block.rows
         biases = chosen.biases(block.biases)
@@ -119,7 +120,7 @@ class RunningPass:
         out, external, internal, spread, sets = self._attend(q, k, v, call, ranges, biases, rows,
                                                              rows.of(call.out, 2) if derives else None)
         if check and call.out is not None:
-            _compare(out, rows.of(call.out, 2), where)
+            self._require_same(out, rows.of(call.out, 2), where)
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
@@ -129,23 +130,20 @@ class RunningPass:
 
     def skips(self, call: AttentionCall) -> bool:
         """Whether a continuous model's call isn't self-attention."""
-        if self.settings.video is None or call.stated or not (
-                self.cross_attention or call.k.shape[2] < min(call.q.shape[2], self.given.length)):
-            return False
-        name = self.cross_attention or f"layer {self.layer}: {call.k.shape[2]} keys for {call.q.shape[2]} queries"
-        self.skipped[f"{name}: {call.function}"] = None
-        return True
+        name = "" if self.settings.video is None else other_attention(call, self.cross_attention, self.given.length)
+        if name:
+            self.skipped[name] = None
+        return bool(name)
 
     def _take_block(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
                     biases: Biases, where: str, check: bool) -> None:
         if call.score_mod is not None:
             raise UsageError(f"{where}: a score_mod isn't recorded of a continuous model")
         self.num_external = ranges.internal[0]
-        found, difference = attend(
+        found, worst = attend(
             q.detach(), k.detach(), v.detach(), call.scale, call.softcap, ranges, biases, self.passes[0],
             [one.kept for one in self.sequences], self.layer, self.settings.video, call.out if check else None)
-        if difference > _most(q.dtype):
-            _refuse_difference(difference, where)
+        agreement.require(worst, q.dtype, where)
         self.attention[self.layer] = found
 
     def block_of(self, call: AttentionCall, shapes: LayerShapes, where: str) -> tuple[HeadChoice, BlockCall]:
@@ -155,6 +153,10 @@ class RunningPass:
         rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
         ranges, biases = self._masks_of(call, rows)
         return chosen, BlockCall(rows.of(call.q, 2), k, v, ranges, biases, rows, call.scale)
+
+    @staticmethod
+    def _require_same(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:
+        agreement.require(agreement.difference(merged, used), used.dtype, where)
 
     def state(self, layer: int) -> None:
         """The loop is about to state this layer's attention, so earlier observations of it no longer count."""
@@ -403,21 +405,3 @@ class RunningPass:
         ends = {f"{operation_name(lost.function)} after {lost.after}{lost.why and f' ({lost.why})'}": None
                 for lost in self.lost[layer] if lost.stage == furthest}
         return f"In {layers[layer][0]} it was followed and lost at {', at '.join(list(ends)[:3])}. "
-
-
-def _compare(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:
-    """Whether the merged parts equal what the model got."""
-    most, used = _most(used.dtype), used.float()
-    difference = ((merged - used).abs().max() / used.abs().max().clamp_min(1e-30)).item()
-    if difference > most:
-        _refuse_difference(difference, where)
-
-
-def _most(dtype: torch.dtype) -> float:
-    return 2e-3 if dtype in (torch.float32, torch.float64) else 5e-2
-
-
-def _refuse_difference(difference: float, where: str) -> NoReturn:
-    raise UsageError(
-        f"{where}: what its queries, keys and mask give differs from what the model got by {difference:.2g} of its "
-        "largest value: something else takes part (sinks, a bias, quantised keys) that isn't recorded")

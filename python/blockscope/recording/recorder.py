@@ -115,6 +115,7 @@ class Recorder(Observer, OpenTrace):
     # --- passes -------------------------------------------------------------------------------------------------------
 
     def _admit(self, given: PassInput) -> PassInput:
+        self._rows.turn_to(given.statement.branch)
         return self._ranks.begin_pass(self._num_passes, given)
 
     def _end_sequences(self, ids: list[list[int]] | None, reason: str) -> None:

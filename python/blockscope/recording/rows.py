@@ -341,9 +341,12 @@ class RowWriter:
                                       skip_special_tokens=True).encode(errors="replace")
 
     def finish(self, batch: Batch) -> None:
-        self.end(batch, None, "length")
+        for turn in [self._turn, *self._others]:
+            self.turn_to(turn)
+            self.end(batch, None, "length")
         if self._writer is None and self._settings.video is not None:
-            raise UsageError("nothing was recorded: the model ran no denoising pass within the recording")
+            raise UsageError("nothing was recorded: the model ran no denoising pass within the recording. HINT: a pass "
+                             "with timestep 0 or context_noise over a position that wasn't denoised writes given keys")
         if self._writer is None:
             raise UsageError("nothing was recorded: the model ran no denoising pass (one with the mask token "
                              f"{self._settings.mask_token_id} in its input) within the recording. HINT: where "

@@ -42,6 +42,7 @@ class Statement:
     positions: list[list[int]] | None = None  # [S or 1, R], rising
     timestep: float | None = None  # of a continuous model
     external: list[tuple[int, int]] | None = None  # its external keys: [begin, end) of their positions
+    branch: int | None = None  # of guidance, whose branches are sequences of their own
 
 
 @dataclass(frozen=True)

@@ -72,13 +72,13 @@ def video_of(model: Any, tokenizer: Any, mask_token_id: int | None, block_length
     for name, value in refused.items():
         if value is not None:
             raise UsageError(f"{name}: {value!r} isn't possible with {type(model).__name__}, a continuous model (it "
-                             "takes a timestep). HINT: leave it out; if it is a model of tokens, pass mask_token_id=...")
+                             "takes a timestep). HINT: leave it out; a model of tokens needs mask_token_id=...")
     if block_length is None:
         raise UsageError(f"block_length: missing. HINT: {type(model).__name__} takes a timestep, so it is continuous; "
                          "pass the tokens of the chunk that its loop denoises together (frames x tokens of a frame)")
     if not math.isfinite(context_noise):
         raise UsageError(f"context_noise: expected a number, got {context_noise!r}")
     size = whole("block_length", block_length, 1)
-    return Video(rows_of(rows, size), None if tokens_per_frame is None else whole("tokens_per_frame", tokens_per_frame, 1),
-                 None if sinks is None else whole("sinks", sinks, 0), float(context_noise),
+    frame = None if tokens_per_frame is None else whole("tokens_per_frame", tokens_per_frame, 1)
+    return Video(rows_of(rows, size), frame, None if sinks is None else whole("sinks", sinks, 0), float(context_noise),
                  whole("pair_steps", pair_steps, 1, 1024))

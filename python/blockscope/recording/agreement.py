@@ -1,0 +1,22 @@
+"""Whether the parts of a layer's attention, merged, equal what the model got."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import UsageError
+
+
+def difference(merged: torch.Tensor, used: torch.Tensor) -> float:
+    """The largest difference, as a part of the largest value that was used."""
+    used = used.float()
+    return ((merged - used).abs().max() / used.abs().max().clamp_min(1e-30)).item()
+
+
+def require(found: float, dtype: torch.dtype, where: str) -> None:
+    """found: the difference; dtype: of what the model got."""
+    most = 2e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+    if found > most:
+        raise UsageError(
+            f"{where}: what its queries, keys and mask give differs from what the model got by {found:.2g} of its "
+            "largest value: something else takes part (sinks, a bias, quantised keys) that isn't recorded")
