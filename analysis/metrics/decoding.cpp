@@ -2,8 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "analysis/pass/exact_values.h"
-
 namespace blockscope {
 
 bool is_autoregressive(const TraceReader& trace) {
@@ -14,7 +12,6 @@ bool is_autoregressive(const TraceReader& trace) {
 }
 
 Needs DecodingMetric::begin_trace(const TraceReader& trace, const TraceShape& shape) {
-  require_tokens(trace, "decoding");
   trace_ = &trace;
   autoregressive_ = is_autoregressive(trace);
   block_length_ = shape.block_length;

@@ -33,6 +33,10 @@ std::string_view level_of(Exists exists) {
     case Exists::answer_blocks:
     case Exists::kept_pair:
       return "summary";
+    case Exists::continuous:
+      return "trajectory, of a continuous model";
+    case Exists::step_pairs:
+      return "summary, of a continuous model";
     case Exists::prompt_regions:
       return "summary --regions FILE";
     case Exists::intervened:

@@ -11,22 +11,9 @@ STEPS = range(1, 5)  # from 0; the last one is the clean pass
 SHAPES = {"rolling": models.Shape(), "whole": models.Shape(window=0, sinks=0), "in place": models.Shape(in_place=True)}
 
 
-class Named(torch.nn.Module):
-    """Names the arguments that LongLive's forward(*args, **kwargs) passes on."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.model, self.shape = models.CausalVideoModel(shape), shape
-        self.config = self.model.config
-
-    def forward(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0, cache_start=None):
-        return self.model(x, t, context, seq_len, kv_cache=kv_cache, crossattn_cache=crossattn_cache,
-                          current_start=current_start, cache_start=cache_start)
-
-
 def made(kind, name):
     shape = SHAPES[name]
-    model, loop = {"causal": (Named, models.causal_loop), "wan": (wan.WanLikeModel, wan.wan_like_loop)}[kind]
+    model, loop = {"causal": (models.CausalVideoModel, models.causal_loop), "wan": (wan.WanLikeModel, wan.wan_like_loop)}[kind]
     return model(shape), loop, shape
 
 

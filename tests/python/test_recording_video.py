@@ -192,3 +192,55 @@ def test_given_frames_are_a_prefill(tmp_path):
     steps = check_rows(path, calls, BLOCK, shape.layers)
     assert steps["kind"].tolist() == [0, 1, 1, 2] and steps["step"].tolist() == [0, 1, 2, 3]
     assert steps["block_start"].tolist() == [0, BLOCK, BLOCK, BLOCK]
+
+
+class HandingOn(videos.CausalVideoModel):
+    """As Wan's: what forward is given goes to one of several methods."""
+
+    def _forward_inference(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0,
+                           cache_start=None):
+        return super().forward(x, t, context, seq_len, kv_cache, crossattn_cache, current_start, cache_start)
+
+    def forward(self, *args, **kwargs):
+        return self._forward_inference(*args, **kwargs)
+
+
+class Wrapper(torch.nn.Module):
+    """As LongLive's: other names, the frames before the channels, the position in tokens or in frames."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, noisy_image_or_video, conditional_dict, timestep, kv_cache=None, crossattn_cache=None,
+                current_start=None, start_frame=None):
+        start = start_frame * SHAPE.frame if current_start is None else current_start
+        return self.model(noisy_image_or_video.transpose(1, 2), t=timestep, seq_len=32760, kv_cache=kv_cache,
+                          context=conditional_dict["prompt_embeds"], crossattn_cache=crossattn_cache,
+                          current_start=start).transpose(1, 2)
+
+
+@pytest.mark.parametrize("how", ["handing on", "wrapper", "frames"])
+def test_the_entrances_of_long_live(tmp_path, how):
+    model = HandingOn(SHAPE) if how == "handing on" else videos.CausalVideoModel(SHAPE)
+    outer, path = model if how == "handing on" else Wrapper(model), tmp_path / "run.h5"
+    noise, context, _ = videos.inputs(SHAPE, 6, batch=2)
+    calls = watched(model)
+
+    def call(x, t, context, seq_len, kv_cache, crossattn_cache, current_start, cache_start):
+        if how == "handing on":
+            return outer(x, t=t, context=context, seq_len=seq_len, kv_cache=kv_cache,
+                         crossattn_cache=crossattn_cache, current_start=current_start)
+        place = {"start_frame": current_start // SHAPE.frame} if how == "frames" else {"current_start": current_start}
+        return outer(x.transpose(1, 2), {"prompt_embeds": context}, t, kv_cache, crossattn_cache,
+                     **place).transpose(1, 2)
+
+    call.shape = SHAPE
+    with blockscope.record(outer, path, block_length=BLOCK, array_type="f32", decoder_layers=model.blocks,
+                           tokens_per_frame=SHAPE.frame):
+        videos.causal_loop(call, noise, context)
+    for slot in range(2):
+        steps = check_rows(path, calls, BLOCK, SHAPE.layers, slot, slot)
+        assert steps["block_start"].tolist() == [0] * 5 + [BLOCK] * 5
+    facts = blockscope.open(path).model
+    assert facts["modality"] == "continuous" and facts["frames_per_block"] == videos.CHUNK

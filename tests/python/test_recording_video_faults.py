@@ -142,6 +142,7 @@ def test_no_timestep(tmp_path):
     ({"rows": True}, "rows: expected a number of rows"), ({"rows": [0.5]}, "rows: expected a number of rows"),
     ({"sinks": -1}, "sinks: expected 0 to"), ({"sinks": 1.5}, "sinks: expected a whole number"),
     ({"pair_steps": 0}, "pair_steps: expected 1 to 1024"), ({"tokens_per_frame": 0}, "tokens_per_frame: expected 1"),
+    ({"tokens_per_frame": 10}, "tokens_per_frame: expected a divisor of block_length = 36, got 10"),
     ({"context_noise": float("nan")}, "context_noise: expected a number"),
     ({"level": "full"}, "level: 'full' isn't possible with CausalVideoModel, a continuous model"),
     ({"level": "sets"}, "level: 'sets' isn't possible"), ({"maps": {}}, "maps: {} isn't possible"),

@@ -16,7 +16,7 @@ from .batch import Batch
 from .model import PAST, Inputs
 from .settings import Settings
 from .steps import STATE_IT, Change, Kind, Pass, PassInput, Statement
-from .video import START_FRAMES, STARTS, TIMESTEPS, Video
+from .video import START_FRAMES, STARTS, TIMESTEPS, Video, signature_of
 
 TWO_BRANCHES = ("if the loop calls the model once for each branch of classifier-free guidance, run.step(branch=0) and "
                 "run.step(branch=1) before the calls record both, and run.paused() leaves one out")
@@ -27,7 +27,7 @@ class VideoInputs(Inputs):
 
     def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
         super().__init__(model, settings.batch_rows)
-        self._settings, self._video = settings, settings.video
+        self._settings, self._video, self._signature = settings, settings.video, signature_of(model)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], statement: Statement) -> PassInput:
         bound = self._bound(args, kwargs)

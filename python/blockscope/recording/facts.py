@@ -59,7 +59,7 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
         resolved["modality"], resolved["digest"] = "continuous", digest_of(model)
         if video.tokens_per_frame is not None:
             resolved["tokens_per_frame"] = video.tokens_per_frame
-            resolved["frames_per_block"] = settings.block_length / video.tokens_per_frame
+            resolved["frames_per_block"] = settings.block_length // video.tokens_per_frame
         run["context_noise"], run["sinks"], run["skipped_attention"] = video.context_noise, video.sinks, list(
             running.skipped)
     if settings.ranks is not None:

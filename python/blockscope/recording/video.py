@@ -13,6 +13,7 @@ from .._arguments import whole, whole_number, whole_numbers
 from ..errors import UsageError
 from .settings import config_value
 
+TOKENS = ("input_ids", "decoder_input_ids", "tokens", "idx")
 TIMESTEPS = ("timestep", "timesteps", "t", "sigma")
 STARTS = ("current_start",)  # in tokens
 START_FRAMES = ("start_frame", "frame")
@@ -31,15 +32,30 @@ class Video:
         return timestep in (0.0, self.context_noise)
 
 
-def named_timestep(model: Any) -> str | None:
-    """The parameter of the model's forward that takes the timestep; None: a model of tokens."""
+def _signature(model: Any) -> inspect.Signature | None:
+    """The arguments of a forward pass. A forward that hands on all it is given (``forward(*args, **kwargs)``) has those
+    of the model's ``_forward_inference``, as in Wan and LongLive."""
     try:
-        names: Mapping[str, Any] = inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):
+        found = inspect.signature(model.forward)
+        kinds = {parameter.kind for parameter in found.parameters.values()}
+        if kinds == {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            found = inspect.signature(getattr(model, "_forward_inference", model.forward))
+    except (TypeError, ValueError):  # not Python's
         return None
-    if not {"input_ids", "decoder_input_ids", "tokens", "idx"}.isdisjoint(names):
-        return None
-    return next((name for name in TIMESTEPS if name in names), None)
+    return found
+
+
+def signature_of(model: Any) -> inspect.Signature:
+    """The same, of a model that takes a timestep."""
+    found = _signature(model)
+    assert found is not None
+    return found
+
+
+def takes_timestep(model: Any) -> bool:
+    found = _signature(model)
+    names = set() if found is None else set(found.parameters)
+    return names.isdisjoint(TOKENS) and not names.isdisjoint(TIMESTEPS)
 
 
 def rows_of(rows: Iterable[int] | int | None, block_length: int) -> list[int]:
@@ -63,7 +79,7 @@ def video_of(model: Any, tokenizer: Any, mask_token_id: int | None, block_length
     given = {"rows": rows, "tokens_per_frame": tokens_per_frame, "sinks": sinks}
     masked = mask_token_id is not None or config_value(model, "mask_token_id") is not None or getattr(
         tokenizer, "mask_token_id", None) is not None
-    if masked or named_timestep(model) is None:
+    if masked or not takes_timestep(model):
         for name, value in given.items():
             if value is not None:
                 raise UsageError(f"{name}: is for a continuous model, and {type(model).__name__} "
@@ -80,5 +96,8 @@ def video_of(model: Any, tokenizer: Any, mask_token_id: int | None, block_length
         raise UsageError(f"context_noise: expected a number, got {context_noise!r}")
     size = whole("block_length", block_length, 1)
     frame = None if tokens_per_frame is None else whole("tokens_per_frame", tokens_per_frame, 1)
+    if frame is not None and size % frame != 0:
+        raise UsageError(f"tokens_per_frame: expected a divisor of block_length = {size}, got {frame}. HINT: a block is "
+                         "a chunk of whole frames")
     return Video(rows_of(rows, size), frame, None if sinks is None else whole("sinks", sinks, 0), float(context_noise),
                  whole("pair_steps", pair_steps, 1, 1024))
