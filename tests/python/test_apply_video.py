@@ -49,6 +49,37 @@ def test_every_output_is_that_of_the_released_rule(tmp_path, kind, name):
     assert not torch.allclose(video, plain, atol=1e-3)
 
 
+def test_a_recorded_video_is_calibrated_and_applied(tmp_path, recwarn):
+    """From the recording to the run with its masks, which are the released ones."""
+    model, loop, shape = made("causal", "rolling")
+    noise, context, _ = models.inputs(shape, batch=1)
+    watcher = reference.Watcher()
+    models.watch(model, watcher.see)
+    with blockscope.record(model, tmp_path / "run.h5", level="summary", block_length=models.CHUNK * shape.frame,
+                           sinks=shape.sinks * shape.frame):
+        loop(model, noise, context, tell=watcher.tell)
+    found = blockscope.open(tmp_path / "run.h5").calibrate(gamma=0.85, reference="kept", lse_bound=0.05, by_step=True,
+                                                           provisional=True)
+    found.save(tmp_path / "reuse.json")
+    wanted = reference.calibrate(watcher.passes)
+    masks = {place: entry["mask"] for place, entry in wanted.items()}
+    assert reference.margin(wanted) > 1e-6  # no near-tie
+    for (layer, step), mask in masks.items():  # from 1 in the file
+        of_step = [first <= step + 1 and step + 1 <= (last or step + 1) for first, last in found.step_ranges]
+        assert np.array_equal(found.reuse[of_step.index(True), layer], ~mask)
+    _, passes, summary = applied(model, loop, shape, f"flashblock,reuse={tmp_path / 'reuse.json'}", batch=1)
+    assert not [one for one in recwarn if "other weights" in str(one.message)]
+    rule = reference.Reuse(masks)
+    for one in passes:
+        for layer, (q, k, v, out) in one.calls.items():
+            true = rule.merged(layer, one.step, *reference.parts(q, k, v))
+            assert np.abs(true - out).max() < 2e-5 * np.abs(true).max()
+    assert 0 < summary["saving"] < 1
+    with pytest.warns(UserWarning, match="other weights"):
+        path = file_of(tmp_path / "other.json", shape, masks_of(shape, 1))
+        applied(model, loop, shape, f"flashblock,reuse={path}", batch=1)
+
+
 @pytest.mark.parametrize("kind, doubled", [("causal", False), ("wan", False), ("wan", True)])
 def test_branches_of_guidance_keep_their_own_pairs(tmp_path, kind, doubled):
     model, loop, shape = made(kind, "rolling")

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..recording.calls import AttentionCall
 from ..recording.compiled import uncompiled
 from ..recording.continuous import batch_for
+from ..recording.digest import digest_of
 from ..recording.intervention import BlockCall
 from ..recording.model import logits_of
 from ..recording.observer import Observer
@@ -113,7 +114,9 @@ class Applier(Observer):
     # --- passes -------------------------------------------------------------------------------------------------------
 
     def _set_up(self, shape: LayerShape) -> None:
-        self._policy.setup(ModelShape(self._num_layers, shape.heads, shape.kv_heads, shape.channels))
+        # Recordings of continuous models have this digest. Those of tokens have a checkpoint's, of files.
+        digest = "" if self._settings.video is None else digest_of(uncompiled(self._model))
+        self._policy.setup(ModelShape(self._num_layers, shape.heads, shape.kv_heads, shape.channels, digest))
         self._ready = True
 
     def _begin(self, running: RunningPass) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ class ReuseFile:
     tau: int | None = None
     count: str = "since_read"
     row_errors: tuple[tuple[float, ...], ...] = ()  # [ranges][masks, known, decided]
+    digest: str = ""
 
     @classmethod
     def read(cls, path: str, shape: ModelShape) -> ReuseFile:
         found = _core.read_reuse(os.fsencode(path), shape.num_layers, shape.num_heads, shape.num_kv_heads)
         return cls(tuple(found["first_steps"]), torch.tensor(found["reuse"], dtype=torch.bool), found["tau"],
-                   found["tau_counts"], tuple(found["row_errors"]))
+                   found["tau_counts"], tuple(found["row_errors"]), found["digest"])
 
     def range_of(self, step: int) -> int:
         return max(bisect_right(self.first_steps, max(step, 1)) - 1, 0)
@@ -78,6 +80,9 @@ class FlashBlock(Policy):
         path = self._values["reuse"]
         if path is not None:
             self._file = ReuseFile.read(path, shape)
+            if shape.digest and shape.digest != self._file.digest:
+                warnings.warn(f"{path}: model.digest: the file was made for other weights than this model's, so its "
+                              "masks may not fit. HINT: calibrate with a recording of this model", stacklevel=5)
         if self._values["bound"] is not None and not self._file.row_errors:
             raise CalibrationError(f"{path}: row_errors: expected the errors of rows, which bound predicts with, got "
                                    "none. HINT: calibrate with traces of `--record outputs`")

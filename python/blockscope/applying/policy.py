@@ -19,6 +19,7 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    digest: str = ""  # of the weights, as a recording has it; empty: unknown
 
 
 @dataclass

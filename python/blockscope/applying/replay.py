@@ -79,13 +79,13 @@ class ExactRun(Observer):
 
     def _take(self, running: RunningPass, call: AttentionCall) -> None:
         ignored = running.layer in running.stated and not call.stated
-        if not running.denoises or running.layer < 0 or call.out is None or ignored:
+        if not running.denoises or running.layer < 0 or ignored:
             return
         with torch.no_grad():
             where = f"{self._layers[running.layer][0]}: {call.function}"
             _, block = running.block_of(call, self._shapes, where)
             self.key_rows += (block.k.shape[2] - running.geometry.rows) * block.k.shape[1] * block.q.shape[0]
-            if self._keeps:
+            if self._keeps and call.out is not None:
                 self.outputs[running.layer] = block.rows.of(call.out, 2).detach()
 
     def _end(self, running: RunningPass, output: Any) -> None:
