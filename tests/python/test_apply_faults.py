@@ -1,9 +1,5 @@
 """What blockscope.apply() refuses, and that the model is as before after every error."""
 
-import json
-import re
-import subprocess
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scripts/setup.sh --tests)")
@@ -11,37 +7,13 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
-from blockscope.applying.policy_texts import KINDS  # noqa: E402
-from conftest import BINARY  # noqa: E402
+from apply_checks import PROMPT, SIZE, decode, hooks_of, refused  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-
-SIZE, GEN = 16, 32
-PROMPT = [int(x) for x in torch.randint(1, 900, (45,), generator=torch.Generator().manual_seed(3))]
 
 
 @pytest.fixture
 def model():
     return models.PlainModel("needle")
-
-
-def decode(model, **options):
-    return models.decode_blocks(model, PROMPT, GEN, SIZE, **options)
-
-
-def hooks_of(model):
-    names = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
-    return [(name, key) for name, module in model.named_modules() for kind in names for key in getattr(module, kind)]
-
-
-def refused(model, words, *, policy="flashblock,tau=5", run=decode, error=blockscope.UsageError, **options):
-    before, forward = decode(models.PlainModel("needle")), model.__dict__.get("forward")
-    with pytest.raises(error, match=words):
-        with blockscope.apply(model, policy, **{"block_length": SIZE, **options}):
-            run(model)
-    assert not hooks_of(model) and model.__dict__.get("forward") is forward
-    for layer in model.layers:
-        layer.__dict__.pop("attend", None)
-    assert torch.equal(decode(model), before)
 
 
 # --- attention that can't be honoured ---------------------------------------------------------------------------------
@@ -237,79 +209,3 @@ def test_compiled_models(model):
         assert torch.equal(decode(compiled), wanted)
     assert run.summary()["steps_reused"] > 0
     torch._dynamo.reset()
-
-
-# --- policies ---------------------------------------------------------------------------------------------------------
-
-
-def reuse_file(path, layers=6, heads=6, **more):
-    content = {"format": "blockscope-reuse", "format_version": 2, "reuse": [[True] * heads] * layers,
-               "model": {"layers": layers, "heads": heads, "digest": "0" * 64, **more}}
-    path.write_text(json.dumps(content))
-    return path
-
-
-def test_calibration_files(model, tmp_path):
-    layers, heads = len(model.layers), model.config.num_heads
-    with blockscope.apply(model, f"flashblock,reuse={reuse_file(tmp_path / 'right.json', layers, heads)}",
-                          block_length=SIZE) as run:
-        decode(model)
-    assert "right.json" in run.policy
-    for more, words in ((dict(layers=layers + 1), f"model.layers: expected {layers}, as this model has"),
-                        (dict(heads=heads * 2), f"model.heads: expected {heads}, as this model has"),
-                        (dict(kv_heads=1), "model.kv_heads: expected")):
-        path = reuse_file(tmp_path / "wrong.json", **{"layers": layers, "heads": heads, **more})
-        refused(model, words, policy=f"flashblock,reuse={path}", error=blockscope.CalibrationError)
-    path = reuse_file(tmp_path / "bound.json", layers, heads)
-    refused(model, "row_errors", policy=f"flashblock,bound=0.1,reuse={path}", error=blockscope.CalibrationError)
-    refused(model, "none.json", policy="flashblock,reuse=none.json", error=(blockscope.Error, OSError))
-
-
-@pytest.mark.parametrize("policy, words", [
-    ("flashblok", "policy 'flashblok': expected exact, flashblock, mage, .*recent.*, got 'flashblok'"),
-    ("flashblock,taw=2", "expected tau, count, refresh, bound, sure or reuse, got 'taw'"),
-    ("flashblock,tau=0", "tau: expected a whole number from 1, got '0'"),
-    ("flashblock,tau=2,tau=3", "expected tau once, got it twice"),
-    ("flashblock,count=often", "count: expected since_read or step, got 'often'"),
-    ("flashblock,bound=0.1", "expected a reuse file with row_errors"),
-    ("flashblock,bound=0.1,tau=2,reuse=x", "expected bound or tau and count, got both"),
-    ("mage", "expected either k or density, got none"), ("mage,k=1,density=0.5", "got both"),
-    ("mage,density=1.5", "density: expected a number above 0, up to 1"),
-    ("sparsed+flashblock,k=3", "expected per_block, got none"), ("exact,k=3", "exact has no options, got 'k'"),
-    ("sparsed,k=3,per_block=1", "per_block: expected no value"), (3, "expected a text .*, or an object with choose"),
-    (dict, "expected a text or an object, got the class dict"),
-    (type("Both", (), {"choose": print, "attend": print})(), "expected a class with either choose.*, got both")])
-def test_policies_that_are_refused(model, policy, words):
-    with pytest.raises(blockscope.UsageError, match=words):
-        blockscope.apply(model, policy, block_length=SIZE)
-
-
-def test_what_a_policy_must_know(model):
-    refused(model, "gen_length=64, denoising_steps=16", policy="sparsed,k=8")
-    refused(model, "exact_layers: expected 0 to the model's 6 layers, got 9", policy="mage,k=8,exact_layers=9")
-    tokens = models.qwen3()
-    for policy in ("flashblock,tau=5", "mage,k=8", "sparsed,k=8,per_block"):
-        with pytest.raises(blockscope.UsageError, match="token by token"):
-            with blockscope.apply(tokens, policy):
-                models.decode_tokens(tokens, torch.arange(1, 9)[None], 4)
-
-
-def test_an_error_of_an_own_policy_names_the_call(model):
-    class Wrong:
-        def choose(self, layer, q, keys, step):
-            return None if layer < 1 or step.step < 2 else [keys.shape[2]]
-
-    refused(model, r"policy Wrong \(.*test_apply_faults\.py\): choose\(\), layer 1, step 2 of block 3 of sequence 0: "
-                   r"positions: KV head 0: expected -1 or 0 to 47, got 48", policy=Wrong(), error=blockscope.Error)
-
-
-def test_the_table_is_the_runtimes():
-    """Names, options, ranges and defaults."""
-    listed = subprocess.run([BINARY, "help", "policy"], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^  ([a-z+]+) ", listed, re.MULTILINE) == list(KINDS)
-    for name, kind in KINDS.items():
-        shown = subprocess.run([BINARY, "help", "policy", name], capture_output=True, text=True, check=True).stdout
-        found = re.findall(r"^  (\w+)(=\.\.\.)? .*\n(?:  +\((.*?)(?:; default (\S+))?\)\n)?", shown, re.MULTILINE)
-        mine = [(option.name, "=..." if option.range else "", option.range,
-                 str(option.initial) if option.range and option.initial is not None else "") for option in kind.options]
-        assert found == mine, name

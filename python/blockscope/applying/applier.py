@@ -204,7 +204,8 @@ class Applier(Observer):
 
     def _attend(self, running: RunningPass, block: BlockCall) -> Parts:
         given = Attention(running.layer, block.q, block.ranges.of(block.k, 2), block.ranges.of(block.v, 2),
-                          block.ranges.inside(block.k, 2), block.ranges.inside(block.v, 2), block.scale)
+                          block.ranges.inside(block.k, 2), block.ranges.inside(block.v, 2), block.scale,
+                          block.ranges.offset > 0)
         self.given = given
         parts = self._policy.attend(given)
         self._reads.add(running.layer, parts, given.k_ext.shape[2], given.k_ext.shape[1])

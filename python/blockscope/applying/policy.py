@@ -82,6 +82,7 @@ class Attention:
     k_in: torch.Tensor  # [S, K, B, D]
     v_in: torch.Tensor
     scale: float
+    dropped: bool = False  # the cache has dropped older keys
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -94,7 +95,7 @@ class Attention:
     def of_slot(self, slot: int) -> Attention:
         one = slice(slot, slot + 1)
         return Attention(self.layer, *(x[one] for x in (self.q, self.k_ext, self.v_ext, self.k_in, self.v_in)),
-                         self.scale)
+                         self.scale, self.dropped)
 
 
 @dataclass

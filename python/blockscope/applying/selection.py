@@ -168,6 +168,12 @@ class SparseD(Selection):
     def dense(self, step: Step) -> bool:
         return (step.step if self.values["per_block"] else step.run_step) <= self._capture_step(step)
 
+    def choose(self, given: Attention, step: Step, kept: KeySet | None) -> KeySet | None:
+        if given.dropped and not self.values["per_block"]:
+            raise UsageError(f"policy {self.text}: keeps its keys for the whole run, but the cache of layer "
+                             f"{given.layer} drops keys (a sliding window). HINT: add per_block")
+        return kept
+
     def captures(self, step: Step) -> bool:
         return (step.step if self.values["per_block"] else step.run_step) == self._capture_step(step)
 
