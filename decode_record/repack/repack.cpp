@@ -96,7 +96,8 @@ TraceMeta output_meta(const RawTraces& traces, const RepackOptions& options) {
 /// Whether another file can show the trace's arrays: they are in the trace's own file, without
 /// extra rows.
 bool can_be_shown(const RawTrace& trace) {
-  if (trace.meta().format_version != version_of(trace.meta())) return false;  // has other dataset names
+  if (trace.meta().format_version != version_of(trace.meta()))
+    return false;  // has other dataset names
   return std::ranges::all_of(kDatasets, [&](const DatasetSpec& spec) {
     if (!trace.has(spec.field) || !is_virtual(spec)) return true;
     const h5::Dataset& dataset = trace.dataset(spec.field);

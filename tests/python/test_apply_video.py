@@ -1,5 +1,5 @@
 """blockscope.apply() in loops of continuous video models, against FlashBlock's released rule in float64
-(video_reference.py): which heads reuse whose pair, and every merged output."""
+(video_calibration.py): which heads reuse whose pair, and every merged output."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scr
 
 import blockscope  # noqa: E402
 import video_models as models  # noqa: E402
-import video_reference as reference  # noqa: E402
+import video_calibration as reference  # noqa: E402
 from applied_videos import STEPS, file_of, made, masks_of  # noqa: E402
 
 

@@ -16,7 +16,7 @@ import applied_loops as loops  # noqa: E402
 import applied_videos as video  # noqa: E402
 import blockscope  # noqa: E402
 import video_models  # noqa: E402
-import video_reference as reference  # noqa: E402
+import video_calibration as reference  # noqa: E402
 
 GEN, STEPS = 32, 8
 LINES = [json.loads(line) for line in (loops.NEEDLE / "demo.jsonl").read_text().splitlines()[:3]]

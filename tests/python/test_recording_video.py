@@ -1,5 +1,5 @@
 """Recorded videos: every value of the trace against numpy's in float64 from what the model's own watcher saw
-(recorded_videos.py), and the loop's result against the loop without a recording."""
+(video_reference.py), and the loop's result against the loop without a recording."""
 
 import h5py
 import numpy as np
@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scr
 import blockscope  # noqa: E402
 import video_models as videos  # noqa: E402
 import wan_like_models as wan  # noqa: E402
+from blockscope.recording import kernels  # noqa: E402
 from conftest import command  # noqa: E402
-from recorded_videos import check_rows  # noqa: E402
+from video_reference import check_rows  # noqa: E402
 
 SHAPE = videos.Shape()
 BLOCK = videos.CHUNK * SHAPE.frame
@@ -73,6 +74,32 @@ def test_rows(tmp_path, rows, wanted):
         assert file["/block_position"][:].tolist() == list(wanted)
         assert file.attrs["block_tokens"] == BLOCK and file.attrs["block_length"] == len(wanted)
         assert file.attrs["format_version"] == 3
+
+
+@pytest.mark.parametrize("pair_steps", [1, 2, 12])
+def test_comparisons_end_at_pair_steps(tmp_path, pair_steps):
+    path = tmp_path / "run.h5"
+    calls = causal(path, frames=6, level="summary", pair_steps=pair_steps)
+    check_rows(path, calls, BLOCK, SHAPE.layers)
+    assert h5py.File(path)["/summary/step_pair"].shape[1] == pair_steps
+
+
+def test_values_without_the_library(tmp_path, monkeypatch):
+    """As on a GPU: torch's operators compute."""
+    monkeypatch.setattr(kernels, "loaded", lambda: False)
+    path = tmp_path / "run.h5"
+    check_rows(path, causal(path, frames=9), BLOCK, SHAPE.layers)
+    assert blockscope.open(path).run["kernels"] == "torch"
+
+
+def test_values_of_bfloat16(tmp_path):
+    """Kept pairs are in the model's type, as in FlashBlock's released code, so small errors are its rounding."""
+    model, path = videos.CausalVideoModel(SHAPE).to(torch.bfloat16), tmp_path / "run.h5"
+    noise, context, _ = videos.inputs(SHAPE, 9, dtype=torch.bfloat16)
+    calls = watched(model)
+    with blockscope.record(model, path, block_length=BLOCK, array_type="f32"):
+        videos.causal_loop(model, noise, context)
+    check_rows(path, calls, BLOCK, SHAPE.layers, tolerance=5e-3, errors=False)
 
 
 def test_large_blocks_keep_64_rows(tmp_path):
@@ -169,6 +196,30 @@ def test_a_whole_video_is_one_block(tmp_path):
     assert steps["step"].tolist() == [1, 2, 3, 4] and not steps["context_length"].any()
 
 
+def test_a_list_inside_the_layers_is_not_that_of_the_layers(tmp_path):
+    """As the feed-forward of diffusers' Wan, which has as many modules as the model has layers."""
+    shape = videos.Shape(window=0)
+    model, path = wan.WanLikeModel(shape), tmp_path / "run.h5"
+    for block in model.blocks:
+        block.ffn = Fold(block.ffn)
+    noise, context, _ = videos.inputs(shape, 3)
+    calls = watched(model)
+    with torch.no_grad(), blockscope.record(model, path, block_length=BLOCK, array_type="f32", bidirectional=True):
+        model(noise, torch.tensor([1000.0]), context)
+    check_rows(path, calls, BLOCK, shape.layers)
+
+
+class Fold(torch.nn.Module):
+    def __init__(self, modules):
+        super().__init__()
+        self.net = torch.nn.ModuleList(modules)
+
+    def forward(self, x):
+        for module in self.net:
+            x = module(x)
+        return x
+
+
 def test_a_clean_pass_with_context_noise(tmp_path):
     model, path = videos.CausalVideoModel(SHAPE), tmp_path / "run.h5"
     noise, context, _ = videos.inputs(SHAPE, 6)
@@ -194,17 +245,6 @@ def test_given_frames_are_a_prefill(tmp_path):
     assert steps["block_start"].tolist() == [0, BLOCK, BLOCK, BLOCK]
 
 
-class HandingOn(videos.CausalVideoModel):
-    """As Wan's: what forward is given goes to one of several methods."""
-
-    def _forward_inference(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0,
-                           cache_start=None):
-        return super().forward(x, t, context, seq_len, kv_cache, crossattn_cache, current_start, cache_start)
-
-    def forward(self, *args, **kwargs):
-        return self._forward_inference(*args, **kwargs)
-
-
 class Wrapper(torch.nn.Module):
     """As LongLive's: other names, the frames before the channels, the position in tokens or in frames."""
 
@@ -220,17 +260,14 @@ class Wrapper(torch.nn.Module):
                           current_start=start).transpose(1, 2)
 
 
-@pytest.mark.parametrize("how", ["handing on", "wrapper", "frames"])
-def test_the_entrances_of_long_live(tmp_path, how):
-    model = HandingOn(SHAPE) if how == "handing on" else videos.CausalVideoModel(SHAPE)
-    outer, path = model if how == "handing on" else Wrapper(model), tmp_path / "run.h5"
+@pytest.mark.parametrize("how", ["tokens", "frames"])
+def test_a_wrapper_like_long_lives(tmp_path, how):
+    model = videos.CausalVideoModel(SHAPE)
+    outer, path = Wrapper(model), tmp_path / "run.h5"
     noise, context, _ = videos.inputs(SHAPE, 6, batch=2)
     calls = watched(model)
 
     def call(x, t, context, seq_len, kv_cache, crossattn_cache, current_start, cache_start):
-        if how == "handing on":
-            return outer(x, t=t, context=context, seq_len=seq_len, kv_cache=kv_cache,
-                         crossattn_cache=crossattn_cache, current_start=current_start)
         place = {"start_frame": current_start // SHAPE.frame} if how == "frames" else {"current_start": current_start}
         return outer(x.transpose(1, 2), {"prompt_embeds": context}, t, kv_cache, crossattn_cache,
                      **place).transpose(1, 2)

@@ -11,7 +11,7 @@ import blockscope  # noqa: E402
 import video_models as videos  # noqa: E402
 import wan_like_models as wan  # noqa: E402
 from recording_checks import rows_of  # noqa: E402
-from recorded_videos import check_rows  # noqa: E402
+from video_reference import check_rows  # noqa: E402
 
 SHAPE = videos.Shape()
 BLOCK = videos.CHUNK * SHAPE.frame

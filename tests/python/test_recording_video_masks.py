@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scr
 import blockscope  # noqa: E402
 import video_models as videos  # noqa: E402
 from conftest import command  # noqa: E402
-from recorded_videos import Seen, cosines  # noqa: E402
+from video_reference import Seen, cosines  # noqa: E402
 
 SHAPE = videos.Shape()
 BLOCK = videos.CHUNK * SHAPE.frame

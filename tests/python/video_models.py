@@ -208,7 +208,6 @@ class CausalVideoModel(nn.Module):
 
     def forward(self, *args, **kwargs):
         """Names no argument, as LongLive's."""
-        assert kwargs.get("kv_cache") is not None
         return self._forward_inference(*args, **kwargs)
 
     def _forward_inference(self, x, t, context, seq_len, kv_cache=None, crossattn_cache=None, current_start=0,

@@ -1,162 +1,118 @@
-"""The released calibration and reuse of FlashBlock's video code, written from their rules in float64 with numpy
-(Caesarhhh/Flash_Block at a322fb8, video/inference.py:236-301, video/wan/modules/causal_model.py:838-1009). It takes any
-loop's queries, keys and values. Nothing of blockscope is used here.
+"""The judge of recorded videos: what the model's own watcher saw (video_models.watch), computed anew in float64 with
+numpy. Nothing here knows Blockscope but the names of datasets."""
 
-A pass is one call of the model: a chunk, a step in it (0, 1, ...; the clean pass is the last one), and for each layer q
-[S, H, T, D] and k, v [S, H, N, D]. The last T keys are the chunk's own; the others are its history."""
-
-import dataclasses
-
+import h5py
 import numpy as np
 
-GAMMA, LSE_BOUND = 0.85, 0.05
-TILE = 64
+KINDS = {"prefill": 0, "denoise": 1, "commit": 2}
 
 
-@dataclasses.dataclass
-class Pass:
-    start: int  # the chunk's first token
-    timestep: float
-    chunk: int = 0
-    step: int = 0
-    branch: int = 0
-    calls: dict = dataclasses.field(default_factory=dict)  # layer: (q, k, v, the attention's output)
+def attention(q, k, v):
+    """A [H, T, D] and L [H, T] of q over k and v; zeros and -inf without keys."""
+    if k.shape[1] == 0:
+        return np.zeros((*q.shape[:2], v.shape[-1])), np.full(q.shape[:2], -np.inf)
+    scores = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+    top = scores.max(-1, keepdims=True)
+    lse = np.log(np.exp(scores - top).sum(-1)) + top[..., 0]
+    return np.exp(scores - lse[..., None]) @ v, lse
 
 
-class Watcher:
-    """Collects passes. A loop calls `tell` before each, and its attention calls `see`."""
-
-    def __init__(self):
-        self.passes, self._branch = [], 0
-
-    def tell(self, start, timestep, branch=0):
-        before = [p for p in self.passes if p.branch == branch]
-        chunk, step = 0, 0
-        if before:
-            last, same = before[-1], before[-1].start == int(start)
-            chunk, step = (last.chunk, last.step + 1) if same else (last.chunk + 1, 0)
-        self.passes.append(Pass(int(start), float(timestep), chunk, step, branch))
-
-    def see(self, layer, *tensors):
-        assert layer not in self.passes[-1].calls
-        self.passes[-1].calls[layer] = tuple(x.detach().double().cpu().numpy().copy() for x in tensors)
-
-    def of(self, branch=0):
-        return [p for p in self.passes if p.branch == branch]
+def cosines(a, b):
+    return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
 
 
-# --- attention in parts -----------------------------------------------------------------------------------------------
+def merge(a_out, l_out, a_in, l_in):
+    weight = (1 / (1 + np.exp(l_in - l_out)))[..., None]
+    return weight * a_out + (1 - weight) * a_in
 
 
-def attention(q, k, v, rows=1024):
-    """A [S, H, T, D] and L [S, H, T], natural, of scaled scores. Without keys: 0 and -inf."""
-    out, lse = np.zeros_like(q), np.full(q.shape[:-1], -np.inf)
-    for at in range(0, q.shape[2] if k.shape[2] else 0, rows):
-        scores = q[:, :, at:at + rows] @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
-        top = scores.max(-1, keepdims=True)
-        weights = np.exp(scores - top)
-        total = weights.sum(-1, keepdims=True)
-        out[:, :, at:at + rows], lse[:, :, at:at + rows] = weights @ v / total, (top + np.log(total))[..., 0]
-    return out, lse
+class Seen:
+    """A pass's attention by layer, for one sequence."""
+
+    def __init__(self, calls, slot, block):
+        self.parts = []  # (A_out, L_out, A_in, L_in, q), float64
+        self.external = []  # keys before the block's own
+        for _, q, k, v, _ in calls:
+            q, k, v = (x[slot].double().numpy() for x in (q, k, v))
+            n = k.shape[1] - block
+            self.external.append(n)
+            self.parts.append((*attention(q, k[:, :n], v[:, :n]), *attention(q, k[:, n:], v[:, n:]), q))
 
 
-def parts(q, k, v, late=0):
-    """(A_out, L_out), (A_in, L_in). late: so many of the chunk's own tokens count as history."""
-    border = k.shape[2] - q.shape[2] + late
-    return attention(q, k[:, :, :border], v[:, :, :border]), attention(q, k[:, :, border:], v[:, :, border:])
+def pair_sums(now, old):
+    """[H, 7] of /summary/step_pair, from the parts of two steps."""
+    a_out, l_out, a_in, l_in, _ = now
+    true, got = merge(a_out, l_out, a_in, l_in), merge(old[0], old[1], a_in, l_in)
+    error = got - true
+    return np.stack([np.full(len(true), float(true.shape[1])), cosines(a_out, old[0]).sum(-1),
+                     abs(l_out - old[1]).sum(-1), (error ** 2).sum((1, 2)), abs(error).sum((1, 2)),
+                     (true ** 2).sum((1, 2)), (true * got).sum((1, 2))], -1)
 
 
-def merge(one, other):
-    (a, la), (b, lb) = one, other
-    top = np.maximum(la, lb)
-    ea, eb = np.exp(la - top)[..., None], np.exp(lb - top)[..., None]
-    return (a * ea + b * eb) / (ea + eb)
+def close(found, wanted, tolerance):
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    assert found.shape == wanted.shape
+    assert np.array_equal(np.isnan(found), np.isnan(wanted))
+    assert np.array_equal(np.isneginf(found), np.isneginf(wanted))
+    known = np.isfinite(wanted)
+    found, wanted = found[known], wanted[known]
+    error = np.abs(found - wanted) / np.maximum(np.abs(wanted), 1.0)
+    assert error.size == 0 or error.max() <= tolerance, error.max()
 
 
-def tile_late(keys, chunk, tile=TILE):
-    """Tokens of the chunk that the released kernel counts as history (flash_fwd_kernel.h:796)."""
-    return (-(-keys // tile) - chunk // tile) * tile - (keys - chunk)
+def check_rows(path, calls, block, layers, slot=0, sequence=0, tolerance=2e-5, errors=True):
+    """Every denoising and clean row of a sequence. calls: of all its passes, in order, layer by layer. errors:
+    whether the errors of reuse are checked, too. Returns the rows' scalars."""
+    with h5py.File(path) as file:
+        mine = np.flatnonzero(file["/steps/sequence"][:int(file["/steps/committed"][0])] == sequence)
+        scalars = {name: file[f"/steps/{name}"][:][mine] for name in (
+            "kind", "block", "block_start", "step", "context_length", "timestep", "recorded")}
+        assert len(calls) == len(mine) * layers
+        places, steps = file["/block_position"][:], {}
+        for i, row in enumerate(mine):
+            if scalars["kind"][i] == KINDS["prefill"]:
+                continue
+            seen, step = Seen(calls[i * layers:(i + 1) * layers], slot, block), scalars["step"][i]
+            if step == 1:
+                steps.clear()
+            steps[step] = seen
+            assert set(seen.external) == {scalars["context_length"][i]}
+            for layer, parts in enumerate(seen.parts):
+                check_layer(file, row, layer, step, parts, {s: one.parts[layer] for s, one in steps.items()},
+                            seen.external[layer], places, tolerance, errors)
+    return scalars
 
 
-def cosine(a, b):
-    """[S, H, T]"""
-    return (a * b).sum(-1) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1))
-
-
-def distance(now, kept):
-    """Cosine and |dL| of each head: means over batch and tokens. now, kept: (A, L)."""
-    return cosine(now[0], kept[0]).mean((0, 2)), np.abs(now[1] - kept[1]).mean((0, 2))
-
-
-# --- calibration ------------------------------------------------------------------------------------------------------
-
-
-def recompute(cos, lse, gamma=GAMMA, bound=LSE_BOUND):
-    return (cos < gamma) | (lse > bound)
-
-
-class Calibration:
-    """Takes dense passes one by one, in their order. result(): (layer, step) -> means over the chunks with a history
-    (cos, lse, cos_in: [H]), the final mask ([H], true: the head recomputes), and of_chunk: the same of each such chunk
-    (cos, lse, provisional mask: [chunks, H]), whose indices are in `chunk`."""
-
-    def __init__(self, steps=(1, 2, 3, 4), gamma=GAMMA, bound=LSE_BOUND):
-        self.steps, self.gamma, self.bound = steps, gamma, bound
-        self.kept, self.kept_in, self.found = {}, {}, {}
-
-    def add(self, one, layer, out, inside):
-        """out, inside: what parts() gives for that layer of the pass."""
-        if one.step not in self.steps:
-            self.kept[layer], self.kept_in[layer] = [x.copy() for x in out], inside[0]
-            return
-        cos, lse = distance(out, self.kept[layer])
-        mask = recompute(cos, lse, self.gamma, self.bound)
-        for old, new in zip(self.kept[layer], out):
-            old[:, mask] = new[:, mask]
-        values = one.chunk, cos, lse, cosine(inside[0], self.kept_in[layer]).mean((0, 2)), mask
-        self.found.setdefault((layer, one.step), []).append(values)
-
-    def result(self):
-        results = {}
-        for key, values in self.found.items():
-            chunk, cos, lse, cos_in, mask = (np.array(x) for x in zip(*values))
-            means = dict(cos=cos.mean(0), lse=lse.mean(0), cos_in=cos_in.mean(0))
-            results[key] = dict(means, chunk=chunk, of_chunk=dict(cos=cos, lse=lse, mask=mask),
-                                mask=recompute(means["cos"], means["lse"], self.gamma, self.bound))
-        return results
-
-
-def calibrate(passes, **settings):
-    calibration = Calibration(**settings)
-    for one in passes:
-        for layer, (q, k, v, *_) in one.calls.items():
-            if k.shape[2] > q.shape[2]:
-                calibration.add(one, layer, *parts(q, k, v))
-    return calibration.result()
-
-
-def margin(found, gamma=GAMMA, bound=LSE_BOUND):
-    """The smallest distance of a number from its threshold, over provisional and final decisions."""
-    return min(min(np.abs(x["cos"] - gamma).min(), np.abs(x["lse"] - bound).min())
-               for entry in found.values() for x in (entry, entry["of_chunk"]))
-
-
-# --- the reusing run --------------------------------------------------------------------------------------------------
-
-
-class Reuse:
-    """What the attention of a reusing run gives. masks: (layer, step) -> [H], true: the head computes its history and
-    replaces its pair. Steps without a mask compute everything."""
-
-    def __init__(self, masks):
-        self.masks, self.kept = masks, {}
-
-    def merged(self, layer, step, out, inside):
-        """[S, H, T, D]; out, inside: what parts() gives for that layer of the pass."""
-        mask = self.masks.get((layer, step))
-        if mask is None:
-            self.kept[layer] = [x.copy() for x in out]
-        else:
-            for old, new in zip(self.kept[layer], out):
-                old[:, mask] = new[:, mask]
-        return merge(self.kept[layer], inside)
+def check_layer(file, row, layer, step, parts, steps, external, places, tolerance, with_errors):
+    a_out, l_out, a_in, l_in, q = parts
+    heads, nothing = len(q), np.full(len(q), np.nan)
+    at = file["/attention/lse_external"][row, layer], file["/attention/lse_internal"][row, layer]
+    close(at[0], l_out[:, places], tolerance)
+    close(at[1], l_in[:, places], tolerance)
+    if "external" in file["attention"]:
+        for name, wanted in (("/attention/external", a_out), ("/attention/internal", a_in), ("/query/query", q)):
+            close(file[name][row, layer], wanted[:, places], tolerance)
+    summary = {name: values[row, layer] for name, values in file["summary"].items() if name not in (
+        "step_pair", "reuse_error", "kept_pair", "hidden_gap")}
+    close(summary["external_mass"], (1 / (1 + np.exp(l_in - l_out))).mean(-1) if external else nothing, tolerance)
+    last = steps.get(step - 1)
+    close(summary["similarity_internal"], nothing if last is None else cosines(a_in, last[2]).mean(-1), tolerance)
+    close(summary["similarity_external"],
+          nothing if last is None or not external else cosines(a_out, last[0]).mean(-1), tolerance)
+    pairs = file["/summary/step_pair"][row, :, layer]
+    wanted = np.full(pairs.shape, np.nan)
+    for earlier in range(1, step) if external else ():
+        if earlier <= len(wanted):
+            wanted[earlier - 1] = pair_sums(parts, steps[earlier])
+    close(pairs[..., :7 if with_errors else 3], wanted[..., :7 if with_errors else 3], 5 * tolerance)
+    errors, kept = file["/summary/reuse_error"][row, :, layer], file["/summary/kept_pair"][row, :, layer]
+    if external and step > 1 and with_errors:
+        close(errors, np.broadcast_to(wanted[0][:, 3:], errors.shape), 5 * tolerance)
+        close(kept[:, :, 1], np.broadcast_to(wanted[0][:, [0, 1, 2, 3, 5]], kept[:, :, 1].shape),
+              5 * tolerance)
+        assert not kept[:, :, [0, 2]].any()
+    assert np.isnan(kept).all() or step > 1 and external
+    if step > 1:
+        unit = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, steps[1][4])]
+        close(summary["query_gap"], np.linalg.norm(unit[0] - unit[1], axis=-1).mean(-1), tolerance)
+    assert heads == len(pairs[0])

@@ -53,7 +53,7 @@ class Applier(Observer):
     """The ``run`` of ``with blockscope.apply(...) as run``. The loop needs none of its methods if the model's inputs
     show everything."""
 
-    _name, _gives = "apply", True
+    _name, _which, _gives = "apply", "given", True
 
     def __init__(self, model: torch.nn.Module, policy: Policy, settings: Settings, *, denoising_steps: int | None,
                  decoder_layers: Any) -> None:

@@ -65,7 +65,7 @@ class Fidelity:
 class ExactRun(Observer):
     """Sees what the exact run's layers attend to."""
 
-    _name = "compare"
+    _name, _which = "compare", "given"
 
     def __init__(self, model: torch.nn.Module, settings: Any, decoder_layers: Any, keeps: bool, group: Any) -> None:
         Observer.__init__(self, model, settings, decoder_layers=decoder_layers, looks_inside=True,

@@ -82,6 +82,9 @@ def find_layers(model: torch.nn.Module, given: Any) -> list[tuple[str, torch.nn.
     inside = set(names if two is None else two[1].modules())
     lists = [module for module in names if isinstance(module, torch.nn.ModuleList) and len(module) > 0]
     fitting = [module for module in lists if len(module) == count and module in inside]
+    # A list inside a layer isn't that of the layers.
+    fitting = [module for module in fitting
+               if not any(names[module].startswith(f"{names[other]}.") for other in fitting)]
     if len(fitting) != 1:
         there = ", ".join(f"{names[module]} ({len(module)})" for module in lists) or "none"
         raise UsageError(

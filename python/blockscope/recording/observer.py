@@ -37,7 +37,7 @@ class Observer:
     """The ``run`` of ``with blockscope.record(...) as run`` and ``blockscope.apply(...)``. The loop needs none of its
     methods if the model's inputs show everything."""
 
-    _name = "record"  # the function that the user called, for messages
+    _name, _which = "record", "recorded"  # the function that the user called, and its model, for messages
     _gives = False  # whether it may compute attention in place of the model
     _group: Any = None  # observers of one group may be open on one model
 
@@ -188,7 +188,7 @@ class Observer:
     def _refuse_outside(self, layer: str) -> None:
         if not torch.compiler.is_compiling() and self._running is None and not self._idle():
             raise UsageError(
-                f"{layer} ran outside a call of the observed {type(self._model).__name__}, so its pass can't be seen. "
+                f"{layer} ran outside a call of the {self._which} {type(self._model).__name__}, so its pass can't be seen. "
                 f"HINT: {self._name}(...) the module that the loop calls; or leave the pass out with run.paused()")
 
     def _idle(self) -> bool:
@@ -199,7 +199,7 @@ class Observer:
             return
         if self._running is not None:
             if self._thread != threading.get_ident():
-                raise UsageError(f"two threads run the model at once. HINT: {self._name}(...) one loop at a time")
+                raise UsageError(f"two threads run the {self._which} model at once. HINT: {self._name}(...) one loop at a time")
             self._abandon()  # an interrupt, or an error that the loop caught
         begun = time.perf_counter_ns()
         with torch.no_grad():
