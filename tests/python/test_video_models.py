@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import video_models as models
-import video_reference as reference
+import video_calibration as reference
 import wan_like_models as wan
 
 SHAPES = {"rolling": models.Shape(), "in place": models.Shape(in_place=True), "whole": models.Shape(window=0, sinks=0),

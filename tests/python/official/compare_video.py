@@ -1,5 +1,5 @@
 """Numbers of continuous video: FlashBlock's released video code, LongLive and diffusers' Wan, on small random models on
-the CPU, against video_reference.py in float64. docs/parity.md has the commands and the results.
+the CPU, against video_calibration.py in float64. docs/parity.md has the commands and the results.
 
 python compare_video.py flashblock FLASH_BLOCK LONGLIVE   the official calibration and reusing run
 python compare_video.py kernel LONGLIVE [--true-size]     what the released kernel's border and precision change
@@ -20,7 +20,7 @@ import official_flashblock  # noqa: E402
 import official_video  # noqa: E402
 import official_wan  # noqa: E402
 import torch  # noqa: E402
-import video_reference as reference  # noqa: E402
+import video_calibration as reference  # noqa: E402
 
 THRESHOLDS = [(0.85, 0.05), (0.99, 0.3), (0.8, 2.0), (0.999, 0.02)]  # gamma, bound; the first are the released ones
 

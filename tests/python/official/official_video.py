@@ -144,10 +144,10 @@ def noise_of(batch, frames, dtype, size, seed=0):
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def clone_pipeline(folder, dtype, seed, context_noise, size):
+def clone_pipeline(folder, dtype, seed, context_noise, size, module="causal_model"):
     """(pipeline, the clone's module of the causal model)."""
     with imported(folder) as load:
-        causal, base = load("wan.modules.causal_model"), load("wan.modules.model")
+        causal, base = load(f"wan.modules.{module}"), load("wan.modules.model")
         wrapping, loop = load("utils.wan_wrapper"), load("pipeline.causal_inference")
     model = causal.CausalWanModel(
         text_len=TEXT, in_dim=CHANNELS, out_dim=CHANNELS, dim=size.heads * size.head_dim,
@@ -210,9 +210,12 @@ def quietly(pipeline, noise, **options):
         torch.cuda.synchronize = synchronize
 
 
-def longlive_loop(clone, dtype=torch.float32, batch=1, seed=1, context_noise=0, frames=FRAMES, size=SMALL):
-    """clone: work tree of NVlabs/LongLive, branch v1.0."""
-    pipeline, causal = clone_pipeline(clone, dtype, seed, context_noise, size)
+def longlive_loop(clone, dtype=torch.float32, batch=1, seed=1, context_noise=0, frames=FRAMES, size=SMALL,
+                  infinite=False):
+    """clone: work tree of NVlabs/LongLive, branch v1.0. infinite: its use_infinite_attention, which turns all keys anew
+    at each pass; its code takes a batch of one."""
+    module = "causal_model_infinity" if infinite else "causal_model"
+    pipeline, causal = clone_pipeline(clone, dtype, seed, context_noise, size, module)
     noise, model = noise_of(batch, frames, dtype, size), pipeline.generator.model
     return Loop("LongLive", model, lambda: quietly(pipeline, noise)[1], "current_start= and t= of the model's call",
                 looking(model, causal), size)
