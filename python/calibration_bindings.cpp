@@ -1,4 +1,5 @@
-// calibrate(): the pass and the choice of `blockscope calibrate`.
+// calibrate(): the pass and the choice of `blockscope calibrate`. read_reuse(): what a policy takes
+// from its file.
 #include <fmt/format.h>
 
 #include "analysis/calibration/calibration.h"
@@ -57,6 +58,37 @@ nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<do
   return nb::make_tuple(to_bytes(text), warnings);
 }
 
+/// The rule and masks of a calibration file for a model of these sizes, of any weights. row_errors:
+/// [] if the file has none.
+nb::dict read_reuse_bound(const nb::bytes& path, std::int64_t layers, std::int64_t heads,
+                          std::int64_t kv_heads) {
+  const ReuseFile file = without_gil([&, name = to_string(path)] {
+    return read_reuse_file(name, ReuseModel{layers, heads, kv_heads, ""});
+  });
+  nb::list masks;
+  for (const HeadMatrix<bool>& range : file.reuse.heads) {
+    nb::list of_range;
+    for (const std::vector<bool>& layer : range) {
+      nb::list row;
+      for (const bool reuse : layer) row.append(reuse);
+      of_range.append(row);
+    }
+    masks.append(of_range);
+  }
+  nb::list errors;
+  for (const RowErrors& range : file.row_errors) {
+    errors.append(nb::make_tuple(range[0], range[1], range[2]));
+  }
+  nb::dict found;
+  found["first_steps"] = file.reuse.ranges.first;
+  found["reuse"] = masks;
+  found["tau"] = file.tau;
+  found["tau_counts"] = std::string(to_string(file.tau_counts));
+  found["row_errors"] = errors;
+  found["digest"] = file.model.digest;
+  return found;
+}
+
 }  // namespace
 
 void bind_calibration(nb::module_& module) {
@@ -65,6 +97,8 @@ void bind_calibration(nb::module_& module) {
              nb::arg("granularity"), nb::arg("from_summary"), nb::arg("count"),
              nb::arg("reference"), nb::arg("lse_bound").none(), nb::arg("by_step").none(),
              nb::arg("provisional"), nb::arg("threads"), nb::arg("progress").none());
+  module.def("read_reuse", &read_reuse_bound, nb::arg("path"), nb::arg("layers"), nb::arg("heads"),
+             nb::arg("kv_heads"));
 }
 
 }  // namespace blockscope::python

@@ -34,7 +34,7 @@ struct ReuseModel {
   std::int64_t layers = 0;
   std::int64_t heads = 0;     ///< query heads, H
   std::int64_t kv_heads = 0;  ///< K, a divisor of heads; 0: not in the file
-  std::string digest;         ///< of the checkpoint: 64 hexadecimal digits
+  std::string digest;         ///< of the checkpoint: 64 hexadecimal digits; wanted and empty: any
 };
 
 enum class ReuseGranularity : std::uint8_t {

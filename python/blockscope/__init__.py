@@ -9,8 +9,8 @@
     similarity = trace.analyze("similarity")       # xarray: means, and their numbers of terms
     similarity.similarity_external.sel(layer=3)
 
-Only `blockscope.ops` (the attention operators), `blockscope.record`, `blockscope.record_engine` and
-`blockscope.Model` need torch. docs/python.md is the guide.
+Only `blockscope.ops` (the attention operators), `blockscope.record`, `blockscope.record_engine`,
+`blockscope.apply` and `blockscope.Model` need torch. docs/python.md is the guide.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ except ImportError as error:  # pragma: no cover - depends on the machine
     ) from None
 
 from .analysis import Analyses, analyze, attention_map, compare_backbone, metrics, similarity_matrix
+from .applying import apply
 from .calibration import Calibration, calibrate
 from .comparison import Comparison, compare
 from .errors import (
@@ -48,6 +49,7 @@ from .errors import (
     UsageError,
 )
 from .figures import Figure
+from .loop_comparison import LoopComparison
 from .own_metrics import metric
 from .recording import record, record_engine
 from .reporting import Report, report
@@ -65,11 +67,11 @@ __version__: str = _core.version
 
 __all__ = [
     "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
-    "Delta", "Error", "Figure", "Frame", "FrameError", "Model", "NotATrace", "OperatorsUnavailable", "Picture",
-    "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence", "Sequences", "Step", "Trace",
-    "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "View", "analyze",
-    "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric", "metrics", "open", "policy",
-    "record", "record_engine", "report", "similarity_matrix", "strategy",
+    "Delta", "Error", "Figure", "Frame", "FrameError", "LoopComparison", "Model", "NotATrace",
+    "OperatorsUnavailable", "Picture", "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence",
+    "Sequences", "Step", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError",
+    "View", "analyze", "apply", "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric",
+    "metrics", "open", "policy", "record", "record_engine", "report", "similarity_matrix", "strategy",
 ]
 
 

@@ -1,13 +1,16 @@
-"""Compares two traces, dataset by dataset: ``blockscope diff``."""
+"""Compares two traces, dataset by dataset: ``blockscope diff``. Or a loop with and without a policy."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Union
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Union, overload
 
 from . import _core
 from ._paths import PathLike, telling_missing, text
 from .errors import UsageError
+from .loop_comparison import LoopComparison
 
 
 class Comparison:
@@ -41,7 +44,59 @@ class Comparison:
         return "\n".join(lines)
 
 
+@overload
 def compare(
+    a: Union[PathLike, Any], b: Union[PathLike, Any], *, absolute: float = 0.0, relative: float = 0.0,
+    ignore_timing: bool = False, ignore_aborted: bool = False,
+) -> Comparison: ...
+@overload
+def compare(
+    a: Any, b: Callable[..., Any], prompts: Iterable[Any], *, policy: Any = None, reuse: PathLike | None = None,
+    score: Callable[[Any, Any], float] | None = None, frames: Callable[[Any], Any] | None = None, repeats: int = 3,
+    seed: int = 0, replay: bool = True, propagated: bool = True, **observed: Any,
+) -> LoopComparison: ...
+def compare(a: Any, b: Any, prompts: Any = None, **options: Any) -> Any:
+    """Compares everything that two traces decoded and recorded. Model, run and vocabulary may differ.
+
+        compare("a.h5", "b.h5", ignore_timing=True)
+
+    Args:
+        a, b: paths or `Trace`.
+        absolute, relative: floats are equal if |a - b| <= absolute + relative * |b|.
+        ignore_timing: leaves out the time of passes.
+        ignore_aborted: compares only sequences that were not aborted, at any index.
+
+    Or compares your own loop with and without a policy, as ``blockscope verify`` compares the runtime's:
+
+        compare(model, loop, prompts, policy="flashblock,tau=2", block_length=16)
+
+    Args:
+        a: a torch.nn.Module.
+        b: loop(model, prompt) decodes a prompt with it and returns what it made: token ids, a text, a tensor. If it has
+            a parameter ``run``, it gets an object with the methods ``step``, ``begin_sequence`` and ``paused``.
+        prompts: what the loop takes, one each.
+        policy: as in `apply`. Or reuse: a calibration file, for ``flashblock,reuse=FILE``.
+        score: score(output, prompt) is a number; larger is better.
+        frames: frames(output) are pictures of a video, uint8 [frames, height, width, 3]; the result has them.
+        repeats: free runs of each side. seed: torch.manual_seed before every run.
+        replay: also give the inputs of each pass of the exact run again with the policy. It copies these inputs, caches
+            included, before each pass.
+        propagated: compare with the exact run's attention, too, which is kept for a pass.
+        observed: further arguments of `apply`, such as ``block_length`` and ``gen_length``.
+
+    Returns:
+        A `Comparison`, or for a loop a `LoopComparison`: a table, with ``data`` and ``save("compare.json")``.
+    """
+    if "torch" in sys.modules and isinstance(a, sys.modules["torch"].nn.Module):
+        from .applying import compare_loops
+
+        return compare_loops(a, b, prompts, **options)
+    if prompts is not None:
+        raise UsageError(f"compare: expected a torch.nn.Module with a loop and prompts, got {type(a).__name__}")
+    return _compare_traces(a, b, **options)
+
+
+def _compare_traces(
     a: Union[PathLike, Any],
     b: Union[PathLike, Any],
     *,
@@ -50,14 +105,6 @@ def compare(
     ignore_timing: bool = False,
     ignore_aborted: bool = False,
 ) -> Comparison:
-    """Compares everything that two traces decoded and recorded. Model, run and vocabulary may differ.
-
-    Args:
-        a, b: paths or `Trace`.
-        absolute, relative: floats are equal if |a - b| <= absolute + relative * |b|.
-        ignore_timing: leaves out the time of passes.
-        ignore_aborted: compares only sequences that were not aborted, at any index.
-    """
     if not (absolute >= 0 and relative >= 0):
         raise UsageError(f"absolute, relative: expected numbers of at least 0, got {absolute}, {relative}")
     first, second = os.fsencode(a), os.fsencode(b)

@@ -62,6 +62,11 @@ _plugins: dict[tuple[str, str], Plugin] = {}
 _passed: set[tuple[str, str]] = set()  # those that the runtime has in this form
 
 
+def registered() -> list[tuple[tuple[str, str], Plugin]]:
+    """By kind and name, those of this process."""
+    return list(_plugins.items())
+
+
 def _example(option: dict[str, Any]) -> Any:
     return option["initial"] if option["initial"] is not None else {"whole": 1, "real": 0.5}.get(option["kind"], "...")
 

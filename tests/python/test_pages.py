@@ -163,7 +163,8 @@ def test_the_lines_of_the_documents(tmp_path):
         make(tmp_path / f"run.r000{i}.h5", "--seed", i)
     for document in (root / "README.md", root / "docs" / "python.md"):
         blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
-        # Lines that need torch are those of test_ops.py, test_recording_stated.py and test_runtime.py.
+        # Lines that need torch are those of test_ops.py, test_recording_stated.py, test_runtime.py and
+        # test_compare_loops.py.
         needs = ("import h5py", "import torch", *RUNTIME)
         blocks = [block for block in blocks if not any(word in block for word in needs)]
         scripts = [block for block in blocks if "__main__" in block]

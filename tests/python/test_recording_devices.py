@@ -68,3 +68,19 @@ def test_layers_on_several_devices(tmp_path, monkeypatch, loop):
     assert {str(place) for place in devices.seen} == {"cpu", "cpu:1", "cpu:2"}
     assert str(tokens[0]) == str(tokens[1])
     compare_traces(tmp_path / "spread.h5", tmp_path / "one.h5")
+
+
+@pytest.mark.parametrize("policy", ["flashblock,tau=5", "flashblock,tau=4,refresh=near", "mage+flashblock,k=6",
+                                    "quest,k=8,page=4", "sparsed,k=6,per_block", "oracle,k=6", "recent,k=5",
+                                    "random,k=5", "flashblock,tau=9,sure=0.01"])
+def test_a_policy_with_layers_on_several_devices(monkeypatch, policy):
+    monkeypatch.setattr(kernels, "loaded", lambda: False)
+    devices, found = PretendedDevices(), []
+    for mode in (contextlib.nullcontext(), devices):
+        model, layers, decode = qwen()
+        if mode is devices:
+            spread(layers, devices)
+        with mode, blockscope.apply(model, policy, block_length=8, mask_token_id=MASK) as run:
+            found.append((decode().tolist(), run.summary()))
+    assert {str(place) for place in devices.seen} == {"cpu", "cpu:1", "cpu:2"}
+    assert found[0] == found[1] and 0 < found[0][1]["saving"] < 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # pragma: no cover
     from .recorder import Recorder
 
 
-def _torch(function: str) -> Any:
+def torch_for(function: str) -> Any:
     try:
         import torch
     except ImportError as error:
@@ -133,7 +133,7 @@ def record(
         :class:`blockscope.RankError`.
     force: replace an existing trace.
     """
-    torch = _torch("record")
+    torch = torch_for("record")
     from .intervention_texts import read_interventions
     from .model import encoder_and_decoder, model_within
     from .ranks import Ranks, path_of_rank
@@ -197,7 +197,7 @@ def record_engine(
 
     Errors are :class:`UsageError`. One within ``run.batch(...)`` leaves the trace as ``.partial``, with all rows so
     far."""
-    torch = _torch("record_engine")
+    torch = torch_for("record_engine")
     from .engines import EngineRecorder
     from .regions import read_regions
     from .settings import LEVELS, Settings

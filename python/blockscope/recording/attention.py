@@ -89,6 +89,18 @@ def operation_name(function: Any) -> str:
     return name or getattr(function, "__name__", type(function).__name__)
 
 
+def trail_ends(lost: dict[int, list[Lost]], missing: list[int], layers: list[tuple[str, torch.nn.Module]]) -> str:
+    """Where spelled-out attention of the missing layers was lost: in the first layer that has some, with the end of the
+    trail."""
+    layer = next((index for index in missing if index in lost), None)
+    if layer is None:
+        return ""
+    furthest = max(one.stage for one in lost[layer])
+    ends = {f"{operation_name(one.function)} after {one.after}{one.why and f' ({one.why})'}": None
+            for one in lost[layer] if one.stage == furthest}
+    return f"In {layers[layer][0]} it was followed and lost at {', at '.join(list(ends)[:3])}. "
+
+
 class _Seer(TorchFunctionMode):
     def __init__(self, watcher: Watcher, giver: Giver | None, spelled_out: SpelledOut, refuses: bool) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ def _noise(given: Intervention, site: Site, heads: torch.Tensor) -> bool:
     noise = torch.empty(len(heads), *site.out.shape[1:])
     for row, head in zip(noise, heads.tolist()):
         # The same noise for the same head and step, whatever else is in the batch.
-        seed = given["seed"] ^ _prompt_hash(tuple(site.sequence.prompt))
+        seed = given["seed"] ^ prompt_hash(tuple(site.sequence.prompt))
         for part in (site.layer, head, site.one.block, site.one.step):
             seed = (seed * 0x9e3779b97f4a7c15 + part + 1) % _WORD
         row.normal_(0.0, 1.0, generator=torch.Generator().manual_seed(seed))
@@ -99,7 +99,7 @@ def _patch(given: Intervention, site: Site, heads: torch.Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _prompt_hash(prompt: tuple[int, ...]) -> int:
+def prompt_hash(prompt: tuple[int, ...]) -> int:
     """FNV-1a, as the runtime hashes a prompt."""
     value = 0xcbf29ce484222325
     for token in prompt:
@@ -115,7 +115,7 @@ def real_text(value: float) -> str:
     return repr(value).removesuffix(".0")
 
 
-def _whole(name: str, least: int, initial: int | None = None) -> Option:
+def whole(name: str, least: int, initial: int | None = None) -> Option:
     def read(text: str) -> int:
         value = int(text) if text.isascii() and text.isdigit() else -1
         if not least <= value < 1 << 63:
@@ -128,7 +128,7 @@ def _whole(name: str, least: int, initial: int | None = None) -> Option:
 _REAL = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)  # as the runtime reads them
 
 
-def _real(name: str, least: float, most: float = 1e6, *, least_is_left_out: bool = False) -> Option:
+def real(name: str, least: float, most: float = 1e6, *, least_is_left_out: bool = False) -> Option:
     def read(text: str) -> float:
         value = float(text) if _REAL.fullmatch(text) else math.nan
         too_small = value == 0.0 and bool(re.search("[1-9]", text.lower().partition("e")[0]))
@@ -152,7 +152,7 @@ def _word(name: str, words: list[str], or_else: str) -> Option:
     return Option(name, one_of([*words, or_else]), _not_empty)
 
 
-def _switch(name: str) -> Option:
+def switch(name: str) -> Option:
     return Option(name, "", lambda text: True, False)
 
 
@@ -162,7 +162,7 @@ def _not_empty(text: str) -> str:
     return text
 
 
-def _file(text: str) -> str:
+def file(text: str) -> str:
     os.fsencode(text)  # ValueError: half of a character
     if "\0" in text:
         raise ValueError
@@ -192,21 +192,21 @@ def _one_choice_of_keys(given: Intervention) -> str:
 
 _HEADS = _list("layers", 0), _list("heads", 0), _list("steps", 1), _list("blocks", 0)
 _LAYERS = tuple(option for option in _HEADS if option.name != "heads")
-_WHERE = *_HEADS, _switch("commits")
-_TRACE = Option("trace", "a file", _file)
+_WHERE = *_HEADS, switch("commits")
+_TRACE = Option("trace", "a file", file)
 _EXTERNAL = "/attention/external", "/attention/lse_external"
 _INTERNAL = "/attention/internal", "/attention/lse_internal"
 KINDS = {kind.name: kind for kind in (
     InterventionKind("drop_external", _WHERE, (), _drop_external, about_keys=True),
     InterventionKind("drop_internal", _WHERE, (), _drop_internal, about_keys=True),
-    InterventionKind("drop_head", _WHERE, (_switch("mean"),), _drop_head),
+    InterventionKind("drop_head", _WHERE, (switch("mean"),), _drop_head),
     InterventionKind("hide_keys", _WHERE, (
         _list("positions", 0), _word("region", list(_core.region_names), "a part of the prompt (regions=)"),
-        _whole("token", 0), _whole("top", 1), _real("sinks", 0.0, least_is_left_out=True)),
+        whole("token", 0), whole("top", 1), real("sinks", 0.0, least_is_left_out=True)),
         hide_keys, comes_first=True, check=_one_choice_of_keys, about_keys=True),
-    InterventionKind("freeze_external", _WHERE, (_whole("from", 1, 1),), _freeze_external, watch=_keep_pair),
-    InterventionKind("scale", _WHERE, (_real("by", -1e6),), _scale, check=_by_is_given),
-    InterventionKind("noise", _WHERE, (_real("by", 0.0, least_is_left_out=True), _whole("seed", 0, 0)), _noise,
+    InterventionKind("freeze_external", _WHERE, (whole("from", 1, 1),), _freeze_external, watch=_keep_pair),
+    InterventionKind("scale", _WHERE, (real("by", -1e6),), _scale, check=_by_is_given),
+    InterventionKind("noise", _WHERE, (real("by", 0.0, least_is_left_out=True), whole("seed", 0, 0)), _noise,
                      check=_by_is_given),
     InterventionKind("patch_external", _HEADS, (_TRACE,), _patch, check=_trace_is_given, needs=_EXTERNAL),
     InterventionKind("patch_head", _HEADS, (_TRACE,), _patch, check=_trace_is_given, needs=_EXTERNAL + _INTERNAL),

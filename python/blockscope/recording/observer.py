@@ -1,5 +1,5 @@
-"""Follows another author's loop: hooks on a model and its layers show its passes, the blocks and steps of its sequences,
-and the attention of its layers. What becomes of them is up to the class that extends it."""
+"""Follows another author's loop: hooks on a model and its layers show its passes, the blocks and steps of its
+sequences, and the attention of its layers. What becomes of them is up to the class that extends it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ from .steps import Change, PassInput, Statement, kind_named
 from .trails import Lost
 
 
+_open: list[Observer] = []  # of this process
+
+
 class Observer:
     """The ``run`` of ``with blockscope.record(...) as run`` and ``blockscope.apply(...)``. The loop needs none of its
     methods if the model's inputs show everything."""
 
-    _name = "record"  # the function that the user called, for messages
+    _name, _which = "record", "recorded"  # the function that the user called, and its model, for messages
     _gives = False  # whether it may compute attention in place of the model
+    _group: Any = None  # observers of one group may be open on one model
 
     def __init__(self, model: torch.nn.Module, settings: Settings, *, decoder_layers: Any, looks_inside: bool,
                  check: Callable[[LayerShape, str], None]) -> None:
@@ -67,6 +71,11 @@ class Observer:
         names = [name] if isinstance(name, str) else list(name)
         self._batch.state_next(prompt_length, gen_length, names if names != [""] else [])
 
+    def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
+        """Ends the current sequences, so that the next pass begins others. A recording also takes
+        their last tokens."""
+        self._batch = batch_for(self._settings)
+
     def step(self, *, start: int | None = None, positions: Any = None, block_start: int | None = None,
              kind: str | None = None, timestep: float | None = None, external: Any = None,
              branch: int | None = None) -> None:
@@ -86,27 +95,31 @@ class Observer:
                                     ranges_of(external), branch_of(branch))
 
     def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
-                  mask: torch.Tensor | None = None, scale: float | None = None) -> None:
-        """States the attention of a layer that can't be seen. Call it while the layer runs. In this pass, the layer's own
-        calls are then ignored. Outside an observed pass, the call does nothing.
+                  mask: torch.Tensor | None = None, scale: float | None = None) -> torch.Tensor | None:
+        """States the attention of a layer that can't be seen. Call it while the layer runs. In this pass, the layer's
+        own calls are then ignored. Outside an observed pass, the call does nothing.
 
         layer: its number among the decoder layers, from 0. q [S, H, T, D]: queries of the pass's tokens. k, v [S, K, N,
         D]: including the pass's own keys; query head h reads KV head h // (H / K). mask and scale are those of
         ``scaled_dot_product_attention``. mask: True where a key is seen, or a tensor that is added to the scores.
-        scale: None is D ** -0.5."""
+        scale: None is D ** -0.5.
+
+        Returns None: the layer computes its attention itself. ``blockscope.apply`` returns the policy's attention
+        [S, H, T, D] at denoising steps, which the layer must then use."""
         running = self._running
         if torch.compiler.is_compiling() or running is None or self._watch is None or self._idle():
-            return
+            return None
         if self._thread != threading.get_ident():
-            return
+            return None
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self._num_layers:
             raise UsageError(f"run.attention: layer: expected 0 to {self._num_layers - 1}, got {layer!r}")
         with unseen():
             call = stated_call(q, k, v, mask, scale, running.given.batch)
             running.state(layer)
             before, running.layer = running.layer, layer
-            self._see(call)
+            result = self._stated(running, call)
             running.layer = before
+        return result
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -120,6 +133,8 @@ class Observer:
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def _open_hooks(self) -> None:
+        self._refuse_twice()
+        _open.append(self)
         if self._looks_inside:
             watch_interface()
         if self._settings.compiled == "eager":
@@ -133,8 +148,24 @@ class Observer:
         if self._settings.video is not None:
             self._hooks += watch_cross_attention(uncompiled(self._model), self._enter_cross_attention)
 
+    def _refuse_twice(self) -> None:
+        """Two recordings of a model see the same. An applied policy changes what others see."""
+        mine = uncompiled(self._model)
+        for other in _open:
+            theirs = uncompiled(other._model)
+            related = mine is theirs or any(one is theirs for one in mine.modules()) or any(
+                one is mine for one in theirs.modules())
+            together = self._group is not None and self._group is other._group
+            if related and not together and "apply" in (self._name, other._name):
+                raise UsageError(
+                    f"blockscope.{self._name}: blockscope.{other._name} is open on this {type(mine).__name__} already, "
+                    "and one of them changes what the other sees. HINT: one after the other; blockscope.compare(model, "
+                    "loop, ...) measures a policy against the exact run")
+
     def _close_hooks(self) -> None:
         self._end_watch()
+        if self in _open:
+            _open.remove(self)
         for hook in self._hooks:
             hook.remove()
         if self._hooks and self._looks_inside:
@@ -157,8 +188,8 @@ class Observer:
     def _refuse_outside(self, layer: str) -> None:
         if not torch.compiler.is_compiling() and self._running is None and not self._idle():
             raise UsageError(
-                f"{layer} ran outside a call of the observed {type(self._model).__name__}, so its pass can't be seen. "
-                f"HINT: {self._name}(...) the module that the loop calls; or leave the pass out with run.paused()")
+                f"{layer} ran outside a call of the {self._which} {type(self._model).__name__}, so its pass can't be "
+                f"seen. HINT: {self._name}(...) the module that the loop calls; or leave the pass out with run.paused()")
 
     def _idle(self) -> bool:
         return self._paused or os.getpid() != self._pid
@@ -168,7 +199,8 @@ class Observer:
             return
         if self._running is not None:
             if self._thread != threading.get_ident():
-                raise UsageError(f"two threads run the model at once. HINT: {self._name}(...) one loop at a time")
+                raise UsageError(f"two threads run the {self._which} model at once. HINT: {self._name}(...) one loop at "
+                                 "a time")
             self._abandon()  # an interrupt, or an error that the loop caught
         begun = time.perf_counter_ns()
         with torch.no_grad():
@@ -226,6 +258,11 @@ class Observer:
         if not self._looks_inside and self._shapes.first is None:
             self._shapes.look(call, running.given.length)
         self._take(running, call)
+
+    def _stated(self, running: RunningPass, call: AttentionCall) -> torch.Tensor | None:
+        """What run.attention() returns."""
+        self._see(call)
+        return None
 
     def _give(self, call: AttentionCall, own: Callable[[], torch.Tensor]) -> torch.Tensor | None:
         return None if self._running is None else self._replace(self._running, call, own)

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import UsageError
 from . import agreement, kernels
-from .attention import LOOKED_FOR, operation_name
+from .attention import LOOKED_FOR, trail_ends
 from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
 from .calls import AttentionCall
 from .cross_attention import other_attention
@@ -101,14 +101,12 @@ class RunningPass:
                              "HINT: model.eval()")
         if check and call.confirm is not None:
             self._require_same(*call.confirm(), where)
-        chosen, k, v = self._own_heads(call, shapes, where)
-        rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
-        ranges, biases = self._masks_of(call, rows)
-        biases = chosen.biases(biases)
+        chosen, block = self.block_of(call, shapes, where)
+        q, k, v, ranges, rows = block.q, block.k, block.v, block.ranges, block.rows
+        biases = chosen.biases(block.biases)
         if self.settings.at_least("full"):
             self._refuse_scattered(rows, where)
             self.stored[self.layer] = self._computed(k, v, self.geometry.canvas, where)
-        q = rows.of(call.q, 2)
         if self.settings.video is not None:
             return self._take_block(q, k, v, call, ranges, biases, where, check)
         if call.score_mod is not None:
@@ -147,6 +145,14 @@ class RunningPass:
             [one.kept for one in self.sequences], self.layer, self.settings.video, call.out if check else None)
         agreement.require(worst, q.dtype, where)
         self.attention[self.layer] = found
+
+    def block_of(self, call: AttentionCall, shapes: LayerShapes, where: str) -> tuple[HeadChoice, BlockCall]:
+        """The heads that are recorded, and the block's part of a call, which then has the recorded sequences and heads
+        alone."""
+        chosen, k, v = self._own_heads(call, shapes, where)
+        rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
+        ranges, biases = self._masks_of(call, rows)
+        return chosen, BlockCall(rows.of(call.q, 2), k, v, ranges, biases, rows, call.scale)
 
     @staticmethod
     def _require_same(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:
@@ -378,7 +384,7 @@ class RunningPass:
             named += " in a pass that stores keys, which level full records (where an encoder stores them: " \
                      "level=\"outputs\"),"
         raise UsageError(
-            f"{model}: the attention of {named} can't be seen. {self._trails(missing, layers)}Looked for "
+            f"{model}: the attention of {named} can't be seen. {trail_ends(self.lost, missing, layers)}Looked for "
             f"{'; '.join(LOOKED_FOR)}. HINT: load the model with attn_implementation=\"sdpa\"; state what attends with "
             "run.attention(layer, q, k, v) inside the layer; of compiled code (torch.compile) nothing is seen: don't "
             "compile it, or record(..., compiled=\"eager\") runs it as if it weren't; or record the trajectory alone "
@@ -389,13 +395,3 @@ class RunningPass:
             raise UsageError(f"{layers[min(self.to_patch)][0]}: patch_hidden: the layer didn't run in this pass, or "
                              "ran in compiled code. HINT: record(..., compiled=\"eager\"), or name other layers with "
                              "layers=...")
-
-    def _trails(self, missing: list[int], layers: list[tuple[str, torch.nn.Module]]) -> str:
-        """Where spelled-out attention was lost: in the first layer that has some, with the end of the trail."""
-        layer = next((index for index in missing if index in self.lost), None)
-        if layer is None:
-            return ""
-        furthest = max(lost.stage for lost in self.lost[layer])
-        ends = {f"{operation_name(lost.function)} after {lost.after}{lost.why and f' ({lost.why})'}": None
-                for lost in self.lost[layer] if lost.stage == furthest}
-        return f"In {layers[layer][0]} it was followed and lost at {', at '.join(list(ends)[:3])}. "

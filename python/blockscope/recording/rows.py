@@ -24,8 +24,8 @@ from .passes import RunningPass
 from .ranks import Ranks
 from .settings import Settings
 from .shapes import LayerShape
-from .statistics import History, LayerValues, Predictions, SpareRows, gathered, spread_of
-from .steps import Change, Kind, Pass, PassInput, Sequence
+from .statistics import History, LayerValues, Predictions, SpareRows, predictions_of, spread_of
+from .steps import Change, Kind, Pass, Sequence
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
@@ -130,7 +130,8 @@ class RowWriter:
             row.by_layer = [layer.positions(slot, running.given.start)
                             for _, layer in sorted(running.by_layer.items())]
             if logits is not None:
-                row.predictions = self._predictions(one, row.computed, running.given, logits[slot])
+                row.predictions = predictions_of(one, row.computed, running.given, logits[slot], self._settings,
+                                                 self._spare)
             block = (self._traced[slot].index if self._traced else -1, one.block)
             if len(histories) <= slot:
                 histories.append(History())
@@ -146,30 +147,6 @@ class RowWriter:
             rows.append(row)
         self._waiting.append(rows)
         return [row.predictions for row in rows]
-
-    def _predictions(self, one: Pass, computed: list[int] | None, given: PassInput,
-                     logits: torch.Tensor) -> Predictions | None:
-        """Logits of the rows with predictions that may be needed: those of the block, and the position after the pass
-        if the logits are shifted."""
-        shift = self._settings.logit_shift
-        there = None if computed is None else [position + shift for position in computed]
-        if given.positions is not None:  # a row for each position, wherever they stand
-            if one.kind is not Kind.DENOISE:
-                return None
-            rows = gathered(logits, there, one.block_start, self._settings.block_length)
-            return self._spare.predictions(rows, one.block_start, there)
-        first = one.start + one.length - logits.shape[0] + shift  # some models return only the last rows
-        if one.kind is Kind.DENOISE:
-            begin = one.block_start + (shift if self._settings.autoregressive else 0)
-            end = begin + self._settings.block_length
-        elif shift:
-            begin, end = one.start + one.length, one.start + one.length + 1
-        else:
-            return None
-        begin, end = max(begin, first), min(end, first + logits.shape[0])
-        if begin >= end:
-            return None
-        return self._spare.predictions(logits[begin - first:end - first], begin, there)
 
     def _add_predictions(self, row: WaitingRow, slot: int, block: tuple[int, int],
                          firsts: list[tuple[tuple[int, int], Predictions | None]]) -> None:

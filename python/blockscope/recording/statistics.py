@@ -15,7 +15,8 @@ from .. import _core
 from ..errors import UsageError
 from . import kernels
 from .split import LayerAttention, Part
-from .steps import Pass
+from .settings import Settings
+from .steps import Kind, Pass, PassInput
 
 
 @dataclass
@@ -267,3 +268,28 @@ def gathered(logits: torch.Tensor, positions: list[int], begin: int, count: int)
                          "are can't be determined")
     rows = {position: i for i, position in enumerate(positions)}
     return logits[[rows.get(begin + i, 0) for i in range(count)]]
+
+
+def predictions_of(one: Pass, computed: list[int] | None, given: PassInput, logits: torch.Tensor, settings: Settings,
+                   spare: SpareRows) -> Predictions | None:
+    """From logits [R, V] of a sequence's pass: the rows with predictions that may be needed. Those of the block, and
+    the position after the pass if the logits are shifted."""
+    shift = settings.logit_shift
+    there = None if computed is None else [position + shift for position in computed]
+    if given.positions is not None:  # a row for each position, wherever they stand
+        if one.kind is not Kind.DENOISE:
+            return None
+        rows = gathered(logits, there, one.block_start, settings.block_length)
+        return spare.predictions(rows, one.block_start, there)
+    first = one.start + one.length - logits.shape[0] + shift  # some models return only the last rows
+    if one.kind is Kind.DENOISE:
+        begin = one.block_start + (shift if settings.autoregressive else 0)
+        end = begin + settings.block_length
+    elif shift:
+        begin, end = one.start + one.length, one.start + one.length + 1
+    else:
+        return None
+    begin, end = max(begin, first), min(end, first + logits.shape[0])
+    if begin >= end:
+        return None
+    return spare.predictions(logits[begin - first:end - first], begin, there)

@@ -83,7 +83,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
     return folded.view(sequences, heads, rows, v.shape[-1]), lse
 
 
-def _merged(external: Tensor, lse_external: Tensor, internal: Tensor, lse_internal: Tensor) -> Tensor:
+def merged(external: Tensor, lse_external: Tensor, internal: Tensor, lse_internal: Tensor) -> Tensor:
     return internal + torch.sigmoid(lse_external - lse_internal).unsqueeze(-1) * (external - internal)
 
 
@@ -95,7 +95,7 @@ def split_attention(
     of = functools.partial(_attention, scale=scale, softcap=softcap)
     external = _by_length(ext_len, of, [q], [k_ext, v_ext], bias_ext)
     internal = of(q, k_in, v_in, bias_in)
-    return _merged(*external, *internal).to(q.dtype), *external, *internal
+    return merged(*external, *internal).to(q.dtype), *external, *internal
 
 
 def recorded_attention(
@@ -238,12 +238,12 @@ def step_statistics(
     outside = external[row], lse_external[row]
     mass = torch.sigmoid(outside[1] - inside[1]).nanmean(-1)
     similarity_external = none if last_external is None else _similarity(outside[0], last_external[row])
-    true = _merged(*outside, *inside)
+    true = merged(*outside, *inside)
     sums: dict[int, tuple[Tensor, Tensor]] = {}  # most rules usually hold the same pair
     for source, lse, kinds in zip(sources, source_lses, source_kinds):
         if source.data_ptr() in sums:
             continue
-        got = true if source.data_ptr() == external.data_ptr() else _merged(source[row], lse[row], *inside)
+        got = true if source.data_ptr() == external.data_ptr() else merged(source[row], lse[row], *inside)
         kept = internal.new_full((internal.shape[1], 3, 5), math.nan)
         if kinds.numel():
             kept = _kept_sums((source[row], lse[row]), outside, got, true, kinds.to(internal.device))
