@@ -245,6 +245,7 @@ def train(arguments):
         first = state.pop("step")
         for name, part in parts.items():
             part.load_state_dict(state[name])
+    whole = model.config.num_frames // model.config.chunk_frames  # chunks of a video
     started, total = time.time(), 0.0
     for step in range(first, arguments.steps):
         rate = arguments.learning_rate * min(1, (step + 1) / 50, (arguments.steps - step) / (0.5 * arguments.steps))
@@ -252,7 +253,9 @@ def train(arguments):
             optimizer.param_groups[0]["lr"] = rate
             optimizer.zero_grad()
         seed = arguments.seed * 1_000_000 + step
-        captions, videos = batch(arguments.batch, model.config.num_frames, seed)
+        # Only a first chunk needs the words for place and direction, so every second update has first chunks alone.
+        chunks = (whole, 1)[step % 2]
+        captions, videos = batch(arguments.batch * whole // chunks, chunks * model.config.chunk_frames, seed)
         loss = loss_of(model, captions, videos, torch.Generator().manual_seed(seed))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -276,7 +279,7 @@ def main():
     training.add_argument("--out", required=True, help="write config.json and model.safetensors to this folder")
     training.add_argument("--work", required=True, help="keep the checkpoint in this folder")
     training.add_argument("--resume", action="store_true", help="continue from the checkpoint in --work")
-    training.add_argument("--steps", type=int, default=3600, help="set the number of updates (%(default)s)")
+    training.add_argument("--steps", type=int, default=4200, help="set the number of updates (%(default)s)")
     training.add_argument("--batch", type=int, default=2, help="set the videos of an update (%(default)s)")
     training.add_argument("--learning-rate", type=float, default=3e-3, help="set the peak rate (%(default)s)")
     training.add_argument("--average", type=float, default=0.99, help="set the decay of the mean weights (%(default)s)")
