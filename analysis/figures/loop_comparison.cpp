@@ -8,12 +8,12 @@
 namespace blockscope {
 
 ReportTable loop_comparison_table(const LoopComparison& found) {
-  ReportTable table{
-      .name = "measured",
-      .title = "Measured by blockscope.compare",
-      .caption = fmt::format("{} in the loop of {}, {}; times: medians of {}", found.label,
-                             found.model, plural(found.prompts, "prompt"), found.repetitions),
-      .table = {{"", "exact", found.label}, {}}};
+  ReportTable table{.name = "measured",
+                    .title = "Measured by blockscope.compare",
+                    .caption = fmt::format(
+                        "{} in the loop of {}; times are medians of {} runs; n = {}", found.label,
+                        found.model, found.repetitions, plural(found.prompts, "prompt")),
+                    .table = {{"", "exact", "policy"}, {}}};
   const auto add = [&](const std::string& name, const std::string& exact,
                        const std::string& policy) {
     table.table.rows.push_back({name, exact, policy});

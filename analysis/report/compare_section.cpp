@@ -53,7 +53,7 @@ std::string videos_html(const LoopComparison& found) {
     }
     html += "</tr></thead><tbody>";
     html += row_html("exact", frames, &LoopComparison::FramePair::exact);
-    html += row_html(found.label, frames, &LoopComparison::FramePair::policy);
+    html += row_html("policy", frames, &LoopComparison::FramePair::policy);
     html += "</tbody></table>\n";
   }
   html += "</div>\n";

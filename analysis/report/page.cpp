@@ -41,7 +41,7 @@ figcaption{font-size:.9rem;color:var(--faint);max-width:52rem;margin-top:.5rem}
 figcaption b{color:var(--text)}
 .drawing{display:block;width:100%;height:auto;font-family:inherit}
 .scroll{overflow-x:auto}
-.frames th{font-size:.72rem;font-weight:400;text-align:left;max-width:9rem;overflow-wrap:anywhere}
+.frames th{font-size:.72rem;font-weight:400;text-align:left;padding-right:.6rem;white-space:nowrap}
 .frames td{padding:1px}
 .frames img{display:block;width:64px;image-rendering:pixelated}
 table.numbers{border-collapse:collapse;font-size:.82rem;font-variant-numeric:tabular-nums;
@@ -167,7 +167,8 @@ std::string page_html(const ReportPage& page, const std::vector<RenderedFigure>&
   std::string html = fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; "
+      "style-src "
       "'unsafe-inline'; script-src 'sha256-{}'\">\n"
       "<title>{}</title>\n<style>\n{}{}{}</style>\n</head>\n<body>\n<main>\n",
       script_digest(), escape_markup(page.title), kCss, trajectory_css() + attention_css(),

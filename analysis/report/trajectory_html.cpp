@@ -206,7 +206,7 @@ std::string steps_html(const TraceReader& trace, const std::vector<BlockSteps>& 
   for (const BlockSteps& block : blocks) steps = std::max(steps, block.steps.back().step);
   const std::int32_t shown = std::min(steps, kMostSteps);
   std::string html =
-      "<div class=\"still\">\n<table><thead><tr><th scope=\"col\">block</th>"
+      "<div class=\"scroll\">\n<table class=\"numbers\"><thead><tr><th scope=\"col\">block</th>"
       "<th scope=\"col\">position</th><th scope=\"col\">external keys</th>";
   for (std::int32_t step = 1; step <= shown; ++step) {
     html += fmt::format("<th scope=\"col\">step {}</th>", step);

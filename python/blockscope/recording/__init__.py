@@ -192,7 +192,8 @@ def record_engine(
     ``path``. The worker wraps each forward pass in ``run.batch(...)`` and states attention and logits
     (:class:`EngineRecorder`); each request is a sequence of the trace. No token changes.
 
-    model: the engine's ``torch.nn.Module``. Only its ``config`` and the type and device of its parameters are read.
+    model: the engine's ``torch.nn.Module``. Its ``config`` is read, and for the trace's digest of the weights the type,
+        device and ends of its parameters.
     The other arguments are those of :func:`record`. mask_token_id: None: from ``model.config`` or the tokenizer.
 
     Errors are :class:`UsageError`. One within ``run.batch(...)`` leaves the trace as ``.partial``, with all rows so

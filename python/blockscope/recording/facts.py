@@ -42,6 +42,7 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
         "architecture": type(model).__name__, "model_type": getattr(config, "model_type", ""),
         "layers": num_layers, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.channels,
         "requested": getattr(config, "_name_or_path", "") or "",
+        "digest": digest_of(model),
         "compute_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "device": next(model.parameters()).device.type}  # without a number, so that files of ranks can be merged
     run = {
@@ -56,7 +57,7 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
         "compiled": settings.compiled, "attention": settings.attention,
         "kernels": "blockscope" if kernels.loaded() else "torch", "sources": settings.sources}
     if video is not None:
-        resolved["modality"], resolved["digest"] = "continuous", digest_of(model)
+        resolved["modality"] = "continuous"
         if video.tokens_per_frame is not None:
             resolved["tokens_per_frame"] = video.tokens_per_frame
             resolved["frames_per_block"] = settings.block_length // video.tokens_per_frame
