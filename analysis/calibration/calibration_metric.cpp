@@ -39,6 +39,7 @@ Needs CalibrationMetric::begin_trace(const TraceReader& trace, const TraceShape&
   Needs needs = reader_.begin_trace(trace, shape, "calibration");
   fields_ = exact_fields(trace);
   kept_steps_.begin_trace(trace);
+  block_tokens_ = trace.info().meta.block_tokens;
   if (reader_.reads_pairs() && options_.provisional) {
     joint_reads_ = JointReads(trace, *options_.provisional);
   }

@@ -98,7 +98,8 @@ class CalibrationMetric : public StepMetric {
   ReuseRule kept_rule_;
   std::vector<ReuseRule> rules_;  // [taus]
   KeptSteps kept_steps_;
-  JointReads joint_reads_;  // of the current trace, with stored pairs
+  JointReads joint_reads_;         // of the current trace, with stored pairs
+  std::int64_t block_tokens_ = 0;  // of the current trace
   std::vector<std::int64_t> most_pairs_;
   ExactFields fields_;
   TraceShape shape_;

@@ -26,8 +26,10 @@ void CalibrationMetric::compare_stored(const StepView& step, std::int32_t earlie
   for (std::size_t head = first; head < first + heads; ++head) {
     const StoredPair pair = reader_.stored_pair(step, earlier, head);
     const std::int64_t rows = pair.errors.terms;
+    // The recorder leaves rows with NaN out of the sums.
+    if (pair.known) layer.non_finite += block_tokens_ - rows;
     if (rows == 0 || !std::isfinite(pair.cosine) || !std::isfinite(pair.drift)) {
-      layer.non_finite += rows;
+      layer.non_finite += pair.known ? rows : 0;
       continue;
     }
     Cell& cell = layer.cells[at(0, head, range)];

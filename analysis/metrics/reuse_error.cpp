@@ -192,8 +192,9 @@ StoredPair ReuseErrorReader::stored_pair(const StepView& step, std::int32_t earl
   StoredPair pair;
   pair.cosine = rows > 0.0 ? sums[1] / rows : kNaN;
   pair.drift = rows > 0.0 ? sums[2] / rows : kNaN;
-  const bool known = std::isfinite(rows);
-  pair.errors = {sums[3], sums[4], sums[5], sums[6], known ? static_cast<std::int64_t>(rows) : 0};
+  pair.known = std::isfinite(rows);
+  pair.errors = {sums[3], sums[4], sums[5], sums[6],
+                 pair.known ? static_cast<std::int64_t>(rows) : 0};
   return pair;
 }
 

@@ -59,6 +59,7 @@ struct StoredPair {
   double cosine = 0.0;  ///< mean over the rows; NaN without rows
   double drift = 0.0;   ///< mean of |L_out - the earlier one|
   ReuseErrorSums errors;
+  bool known = false;  ///< false: no such step, or no external key
 };
 
 /// The sums of one step in one layer under every tau, from arrays or summaries.

@@ -36,12 +36,12 @@ std::optional<double> optional_number(const JsonNode& node, const char* member) 
 void read_replay(const JsonNode& replay, LoopComparison& result) {
   if (replay.is_null()) return;
   if (const JsonNode error = replay.member("first_order_approximated"); !error.is_null()) {
-    result.error_reused = error.member("relative_l2").number(0.0, kMost);
+    result.error_reused = error.member("relative_l2").number_or_null(0.0, kMost);
   }
   if (const JsonNode steps = replay.member("first_order_by_step"); !steps.is_null()) {
     for (const JsonNode& step : steps.elements()) {
       result.by_step.push_back(
-          {step.member("step").integer(1), step.member("relative_l2").number(0.0, kMost)});
+          {step.member("step").integer(1), step.member("relative_l2").number_or_null(0.0, kMost)});
     }
   }
 }
@@ -87,8 +87,8 @@ LoopComparison read_loop_comparison(const std::string& path) {
   const JsonNode accuracy = setting.member("accuracy");
   if (const std::int64_t count = accuracy.member("count").integer(0); count > 0) {
     result.score = {root.member("metric").text(),
-                    accuracy.member("reference").number(-kMost, kMost),
-                    accuracy.member("policy").number(-kMost, kMost), count};
+                    accuracy.member("reference").number_or_null(-kMost, kMost),
+                    accuracy.member("policy").number_or_null(-kMost, kMost), count};
   }
   return result;
 }

@@ -12,7 +12,7 @@ namespace blockscope {
 struct LoopComparison {
   struct StepError {
     std::int64_t step = 0;
-    double relative_l2 = 0.0;
+    double relative_l2 = 0.0;  ///< NaN: not finite
   };
   struct FramePair {  ///< PNG files as base64
     std::int64_t prompt = 0, frame = 0;
@@ -20,7 +20,7 @@ struct LoopComparison {
   };
   struct Score {
     std::string metric;
-    double exact = 0.0, policy = 0.0;
+    double exact = 0.0, policy = 0.0;  ///< NaN: not finite
     std::int64_t count = 0;
   };
 
@@ -30,8 +30,9 @@ struct LoopComparison {
   std::int64_t key_rows = 0, key_rows_read = 0;      ///< external keys of the policy's free runs
   std::optional<Score> score;
   std::optional<double> output_difference;  ///< relative L2 of the loops' outputs
-  std::optional<double> error_reused;       ///< relative L2 of attention where approximated
-  std::vector<StepError> by_step;           ///< over all heads, under replay; may be empty
+  std::optional<double> error_reused;  ///< relative L2 of attention where approximated; NaN: not
+                                       ///< finite
+  std::vector<StepError> by_step;      ///< over all heads, under replay; may be empty
   std::vector<FramePair> frames;
 };
 

@@ -429,6 +429,10 @@ TraceMeta read_header(const h5::File& file) {
     meta.*field.member = h5::read_int_attribute(file, "/", field.name).value_or(0);
   }
   if (meta.continuous()) meta.block_rows = read_coordinate(file, Field::block_position);
+  if (meta.continuous() != (meta.format_version == kContinuousFormatVersion)) {
+    corrupt(file, fmt::format("format_version {} {} block_tokens does not exist",
+                              meta.format_version, meta.continuous() ? "with" : "without"));
+  }
   meta.draft_cost = read_costs(file);
   meta.model_json = read_text(file, Field::model_json);
   meta.run_json = read_text(file, Field::run_json);

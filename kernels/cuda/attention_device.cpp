@@ -224,8 +224,8 @@ void join_library(const DeviceQueue& queue, const Arguments& arguments,
                   const SplitCall& attention) {
   const AttentionSizes& sizes = arguments.sizes;
   const int64_t length = arguments.lengths.front();
-  const at::Tensor folded = arguments.q.reshape(
-      {sizes.sequences, sizes.kv_heads, sizes.group * sizes.queries, sizes.dim});
+  const at::Tensor folded = aligned_for_library(arguments.q.reshape(
+      {sizes.sequences, sizes.kv_heads, sizes.group * sizes.queries, sizes.dim}));
   const PrefixPair pair = queue.prefix(folded, arguments.k_ext.narrow(2, 0, length),
                                        arguments.v_ext.narrow(2, 0, length), arguments.scale);
   JoinCall call;

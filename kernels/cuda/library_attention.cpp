@@ -44,8 +44,16 @@ PrefixPair flash_prefix(const at::Tensor& q, const at::Tensor& k, const at::Tens
   return {std::get<0>(result), std::get<1>(result)};
 }
 
+at::Tensor aligned_for_library(const at::Tensor& rows) {
+  return is_aligned_for_library(rows) ? rows : rows.clone(at::MemoryFormat::Contiguous);
+}
+
 bool library_reads(const AttentionSizes& sizes, const std::vector<int64_t>& lengths,
                    int64_t internal_keys, const at::Tensor& k_ext, const at::Tensor& v_ext) {
+  const char* const asked = std::getenv("BLOCKSCOPE_SPLIT");
+  const std::string_view name(asked == nullptr ? "" : asked);
+  TORCH_CHECK(asked == nullptr || name == "own" || name == "library",
+              "BLOCKSCOPE_SPLIT: expected own or library, got '", name, "'");
   const int64_t length = lengths.empty() ? 0 : lengths.front();
   const auto other = [&](int64_t one) { return one != length; };
   if (length == 0 || k_ext.element_size() != 2 || sizes.dim % 8 != 0 || sizes.queries == 0 ||
@@ -53,13 +61,7 @@ bool library_reads(const AttentionSizes& sizes, const std::vector<int64_t>& leng
       !is_aligned_for_library(k_ext) || !is_aligned_for_library(v_ext)) {
     return false;
   }
-  const char* const asked = std::getenv("BLOCKSCOPE_SPLIT");
-  if (asked != nullptr) {
-    const std::string_view name(asked);
-    TORCH_CHECK(name == "own" || name == "library",
-                "BLOCKSCOPE_SPLIT: expected own or library, got '", name, "'");
-    return name == "library";
-  }
+  if (asked != nullptr) return name == "library";
   const int64_t rows = sizes.group * sizes.queries;
   const int64_t keys = sizes.sequences * sizes.kv_heads * length;
   const auto* const shape =

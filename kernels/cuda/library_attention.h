@@ -26,6 +26,9 @@ using PrefixAttention = PrefixPair (*)(const at::Tensor& q, const at::Tensor& k,
 PrefixPair flash_prefix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         double scale);
 
+// The same values where the library's 16-byte loads find them: a copy of rows that are not aligned.
+at::Tensor aligned_for_library(const at::Tensor& rows);
+
 // Whether the library's kernel can read these keys, and is faster by the table in
 // library_attention.cpp. The environment variable BLOCKSCOPE_SPLIT=own or =library overrides the
 // table, for measurements. lengths: external keys of each sequence.

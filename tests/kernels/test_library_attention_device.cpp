@@ -76,6 +76,16 @@ TEST(LibraryAttention, LeavesOtherCallsToOurKernels) {
   wide.slice(3, 1).copy_(misaligned.k_ext);
   misaligned.k_ext = wide.slice(3, 1);
   EXPECT_TRUE(at::equal(split(misaligned, "library").external, split(misaligned, "own").external));
+  // Queries of one head for each KV head are folded without a copy.
+  AttentionCase single = make_case({.heads = 2, .ext_len = {60}, .dtype = at::kBFloat16}, 4);
+  const at::Tensor expected = split(single, "library").external;
+  const at::Tensor padded = at::zeros({1, 2, 4, 49}, at::kBFloat16);
+  padded.slice(3, 1).copy_(single.q);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(aligned_for_library(padded.slice(3, 1)).data_ptr()) % 16,
+            0u);
+  EXPECT_EQ(aligned_for_library(single.q).data_ptr(), single.q.data_ptr());
+  single.q = padded.slice(3, 1);
+  EXPECT_TRUE(at::equal(split(single, "library").external, expected));
   // Too few keys for the table.
   const AttentionCase small = make_case(plain, 3);
   const SplitAttention chosen =
