@@ -97,7 +97,6 @@ void CalibrationMetric::add_block(const BlockSteps& block) {
 void CalibrationMetric::add(const StepView& step) {
   if (step.now().context_length == 0) return;
   Layer& layer = layers_[step.layer()];
-  const std::size_t heads = shape_.heads.size();
   if (reader_.reads_summary()) {
     if (step.previous() != nullptr) add_stored_similarity(step, layer);
   } else {

@@ -134,7 +134,7 @@ class Document:
     def with_fewer_prompts(self, command: str, words: list[str]) -> str:
         added = dict(SHORTER.get(words[1], {}))
         if words[1] == "study":
-            added |= SHORTER_STUDY.get(words[2], {})
+            added = {} if words[2] == "video" else added | SHORTER_STUDY.get(words[2], {})  # of a trace, not of prompts
         if "--prompts" not in words:
             added.pop("--limit", None)
         text = "".join(f" {option} {value}" for option, value in added.items() if option not in words)
