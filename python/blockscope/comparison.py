@@ -74,10 +74,11 @@ def compare(a: Any, b: Any, prompts: Any = None, **options: Any) -> Any:
         a: a torch.nn.Module.
         b: loop(model, prompt) decodes a prompt with it and returns what it made: token ids, a text, a tensor. If it has
             a parameter ``run``, it gets an object with the methods ``step``, ``begin_sequence`` and ``paused``.
-        prompts: what the loop takes, one each.
+        prompts: a list of what the loop takes, one each.
         policy: as in `apply`. Or reuse: a calibration file, for ``flashblock,reuse=FILE``.
         score: score(output, prompt) is a number; larger is better.
-        frames: frames(output) are pictures of a video, uint8 [frames, height, width, 3]; the result has them.
+        frames: frames(output) are pictures of a video, uint8 [frames, height, width, 3]; the result has at
+            most 24 of each prompt.
         repeats: free runs of each side. seed: torch.manual_seed before every run.
         replay: also give the inputs of each pass of the exact run again with the policy. It copies these inputs, caches
             included, before each pass.

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from typing import Any
 
 from ._paths import PathLike, save
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 class LoopComparison:
@@ -23,8 +32,8 @@ class LoopComparison:
         return self.data[key]
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
-        """Writes the JSON. Replaces an existing file only with `force`."""
-        save(path, json.dumps(self.data, indent=1) + "\n", force)
+        """Writes the JSON. Numbers that aren't finite become null. Replaces an existing file only with `force`."""
+        save(path, json.dumps(_finite(self.data), indent=1, allow_nan=False) + "\n", force)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The lines of the table: what, exact, with the policy, notes."""
@@ -45,7 +54,8 @@ class LoopComparison:
                          f"{agreement['equal']} of {agreement['positions']}"))
         if agreement["relative_l2"] is not None:
             rows.append(("difference of the outputs", "", f"{agreement['relative_l2']:.3e}", "relative L2"))
-        rows.append(("the same output", "", f"{agreement['identical']} of {agreement['sequences']}", ""))
+        if agreement["sequences"]:
+            rows.append(("the same output", "", f"{agreement['identical']} of {agreement['sequences']}", ""))
         steps = exact["denoising_steps"]
         rows.append(("denoising steps", "" if steps is None else str(steps), str(policy["denoising_steps"]), ""))
         times = "faster" if ratio["median"] >= 1 else "slower"

@@ -1,6 +1,9 @@
 """blockscope.apply() in loops of continuous video models, against FlashBlock's released rule in float64
 (video_calibration.py): which heads reuse whose pair, and every merged output."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -119,6 +122,50 @@ def test_exact_and_sparse_policies():
     video, _, summary = applied(model, loop, shape, f"mage,k={4 * size}", watch=False)
     assert torch.allclose(video, plain, atol=2e-5)  # every key is in the set
     assert applied(model, loop, shape, "mage,k=4", watch=False)[2]["saving"] > 0.5
+
+
+@pytest.mark.parametrize("policy, words", [
+    *((f"flashblock,{option}", rf"policy flashblock,{option}: {option.partition('=')[0]}: counts decided tokens")
+      for option in ("tau=3", "count=step", "refresh=near", "sure=0.5")),
+    ("sparsed,k=4", "how many a video has isn't known. HINT: add per_block")])
+def test_options_that_count_tokens_are_refused(policy, words):
+    model, loop, shape = made("causal", "rolling")
+    with pytest.raises(blockscope.UsageError, match=words):
+        applied(model, loop, shape, policy, watch=False)
+
+
+def test_sparsed_per_block_and_the_settings_of_a_video():
+    model, loop, shape = made("causal", "rolling")
+    assert applied(model, loop, shape, "sparsed,k=4,per_block", watch=False)[2]["saving"] > 0
+    with blockscope.apply(model, "flashblock", block_length=models.CHUNK * shape.frame,
+                          sinks=shape.sinks * shape.frame) as run:
+        loop(model, *models.inputs(shape)[:2])
+    assert run._policy.settings == {"policy": "flashblock"}
+
+
+@pytest.mark.parametrize("policy", ["flashblock", "mage,k=4", "exact", "recording"])
+def test_no_tensor_stays(tmp_path, monkeypatch, policy):
+    model, loop, shape = made("causal", "whole")
+    alive, size, make = [], models.CHUNK * shape.frame, models.new_caches
+
+    def new_caches(*given):
+        caches = make(*given)
+        alive.extend(weakref.ref(one["k"]) for one in caches[0])
+        return caches
+
+    monkeypatch.setattr(models, "new_caches", new_caches)
+    with (blockscope.record(model, tmp_path / "run.h5", block_length=size, level="summary") if policy == "recording"
+          else blockscope.apply(model, policy, block_length=size)) as run:
+        loop(model, *models.inputs(shape, frames=9)[:2])
+        if policy == "recording":
+            alive += [weakref.ref(one.external) for one in run._batch.sequences[0].kept.values()
+                      if one.external is not None]
+        if policy == "flashblock":
+            alive += [weakref.ref(pair[0]) for pair in run._policy._pairs.values()]
+        assert len(alive) > 3 or policy in ("mage,k=4", "exact")
+    gc.collect()
+    assert len(alive) >= 3 and not [one().shape for one in alive if one() is not None]
+    assert policy == "recording" or run.summary()["denoising_steps"] > 0
 
 
 def test_a_rolling_cache_must_tell(tmp_path):

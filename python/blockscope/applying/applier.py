@@ -18,6 +18,7 @@ from ..recording.digest import digest_of
 from ..recording.intervention import BlockCall
 from ..recording.model import logits_of
 from ..recording.observer import Observer
+from ..recording.order import BatchOrder
 from ..recording.passes import RunningPass
 from ..recording.settings import Settings
 from ..recording.shapes import LayerShape, configured_shape
@@ -64,9 +65,8 @@ class Applier(Observer):
         self._counts: weakref.WeakKeyDictionary[Sequence, _Counts] = weakref.WeakKeyDictionary()
         self._steps: list[Step] = []  # of the running pass, by slot; none: a prefill
         self._replaced: dict[int, torch.Tensor | None] = {}  # layers of the running pass: heads that reused [S, H]
-        self._reads, self._spare = Reads(), SpareRows()
+        self._reads, self._reads_now, self._spare = Reads(), Reads(), SpareRows()  # now: of the running pass
         self._sequences = self._denoised = self._reused = self._passes = 0
-        self.last: RunningPass | None = None  # that ended
 
     # --- what users call ----------------------------------------------------------------------------------------------
 
@@ -110,6 +110,17 @@ class Applier(Observer):
         self._close_hooks()
         if os.getpid() == self._pid:
             self._abandon()
+            self._forget()
+
+    def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
+        Observer.end_sequence(self, ids, reason=reason)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops the tensors of the current sequences, the loop's cache included."""
+        self._batch, self._order, self._spare = batch_for(self._settings), BatchOrder(), SpareRows()
+        self._steps, self._replaced, self._reads_now = [], {}, Reads()
+        self._policy.end_sequences()
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -120,12 +131,12 @@ class Applier(Observer):
         self._ready = True
 
     def _begin(self, running: RunningPass) -> None:
-        self._replaced, self._steps = {}, []
+        self._replaced, self._steps, self._reads_now = {}, [], Reads()
         kinds = {one.kind for one in running.passes}
         if Kind.PREFILL in kinds:
             return
         first = self._batch.sequences[0]
-        self._policy.check(bool(first.bidirectional), self._settings.autoregressive)
+        self._policy.check(bool(first.bidirectional), self._settings.autoregressive, self._settings.video is not None)
         for sequence, one in zip(self._batch.sequences, running.passes):
             if sequence not in self._counts:
                 self._counts[sequence] = self._new(sequence, one)
@@ -179,8 +190,7 @@ class Applier(Observer):
 
     def _replace(self, running: RunningPass, call: AttentionCall,
                  own: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-        ignored = running.layer in running.stated and not call.stated
-        if not running.denoises or running.layer < 0 or ignored or running.skips(call):
+        if not running.denoises or running.layer < 0 or self._ignores(running, call) or running.skips(call):
             return None
         where = f"{self._layers[running.layer][0]}: {call.function}"
         self._refuse(running, call, where)
@@ -191,7 +201,10 @@ class Applier(Observer):
             self._refuse_block(block, where)
             if not self._ready:
                 self._set_up(self._shapes.first)
-            parts = self._attend(running, block)
+            parts = self._attend(running, Attention(
+                running.layer, block.q, block.ranges.of(block.k, 2), block.ranges.of(block.v, 2),
+                block.ranges.inside(block.k, 2), block.ranges.inside(block.v, 2), block.scale,
+                block.ranges.offset > 0))
             if block.rows.count == call.q.shape[2] and block.rows.index is None:
                 return parts.out.reshape(*shape[:3], parts.out.shape[-1])
             out = own()  # rows around the block are the model's
@@ -202,13 +215,9 @@ class Applier(Observer):
                     out[slot].index_copy_(1, index, parts.out[slot])
             return out
 
-    def _attend(self, running: RunningPass, block: BlockCall) -> Parts:
-        given = Attention(running.layer, block.q, block.ranges.of(block.k, 2), block.ranges.of(block.v, 2),
-                          block.ranges.inside(block.k, 2), block.ranges.inside(block.v, 2), block.scale,
-                          block.ranges.offset > 0)
-        self.given = given
+    def _attend(self, running: RunningPass, given: Attention) -> Parts:
         parts = self._policy.attend(given)
-        self._reads.add(running.layer, parts, given.k_ext.shape[2], given.k_ext.shape[1])
+        self._reads_now.add(running.layer, parts, given.k_ext.shape[2], given.k_ext.shape[1])
         self._replaced[running.layer] = parts.reused
         return parts
 
@@ -236,13 +245,14 @@ class Applier(Observer):
 
     def _end(self, running: RunningPass, output: Any) -> None:
         self._order.follow(running.given, running.read, running.given.computed or running.given.positions, output)
-        self._passes, self.last = self._passes + 1, running
+        self._passes += 1
         if not self._steps:
             return
         if running.denoises:
             self._require_layers()
             self._shapes.the_one([name for name, _ in self._layers])
         self._policy.end_pass()
+        self._reads.include(self._reads_now)
         for slot, (step, sequence) in enumerate(zip(self._steps, self._batch.sequences)):
             counts = self._counts[sequence]
             counts.run_step, counts.since_read, counts.unread = step.run_step, step.since_read, step.unread

@@ -15,13 +15,16 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
-from ..recording.entrances import Entrances
+from ..recording.compiled import uncompiled
 from ..recording.model import encoder_and_decoder
 from ..recording.settings import Settings
+from ..recording.shapes import LayerShape
 from . import pictures
+from .agreement import Agreement, kept, same
 from .applier import Applier
 from .policy_texts import read_policy
-from .replay import ExactRun, Fidelity, Replay, Shadow, quantile
+from .reads import Reads
+from .replay import ExactRun, Fidelity, Generators, Replay, Shadow, quantile
 
 
 class Stated:
@@ -57,31 +60,37 @@ class Stated:
 def compare_loops(model: torch.nn.Module, loop: Callable[..., Any], prompts: Iterable[Any], *, policy: Any,
                   settings: Settings, denoising_steps: int | None, decoder_layers: Any, score: Any, frames: Any,
                   repeats: int, seed: int, replay: bool, propagated: bool) -> dict[str, Any]:
-    prompts, chosen = list(prompts), read_policy(policy)
-    if not prompts:
-        raise UsageError("prompts: expected at least one, got none")
-    if not callable(loop):
-        raise UsageError(f"loop: expected a function loop(model, prompt), got {loop!r}")
-    if replay and encoder_and_decoder(Entrances(model, settings)._inner) is not None:
+    prompts, chosen = _list_of(prompts), read_policy(policy)
+    for name, given, what in (("loop", loop, "loop(model, prompt)"), ("score", score, "score(output, prompt)"),
+                              ("frames", frames, "frames(output)")):
+        if not callable(given) and (given is not None or name == "loop"):
+            raise UsageError(f"{name}: expected a function {what}, got {given!r}")
+    if replay and encoder_and_decoder(uncompiled(model)) is not None:
         raise UsageError("replay: a model with an encoder and a decoder that share a cache isn't replayed. HINT: "
                          "compare(..., replay=False)")
     runs = _Runs(model, loop, settings, denoising_steps, decoder_layers, seed)
     sides = [_Side(), _Side()]  # exact, policy
-    applied: list[Applier] = []
+    agreement, shown = Agreement(), []
+    replayed = runs.for_replay(policy, propagated) if replay else None
     for index, prompt in enumerate(prompts):
+        # What the first run of each side made is looked at before the next run, which may reuse its memory.
+        outputs: list[Any] = [None, None]
+        pictured: list[Any] = [None, None]
         for repetition in range(repeats):
             for side in (0, 1) if repetition % 2 == 0 else (1, 0):  # the sides take turns
-                if side == 0:
-                    output, seconds = runs.exact(prompt)
-                else:
-                    output, seconds, applier = runs.applied(prompt, policy)
-                    applied += [applier] if repetition == 0 else []
-                sides[side].add(index, repetition, output, seconds)
-    for side in sides:
-        side.scores = [math.nan if score is None else float(score(output, prompt))
-                       for output, prompt in zip(side.outputs, prompts)]
-    replayed = runs.replayed(prompts, policy, propagated) if replay else None
-    head_dim = replayed[1]._shapes.first.channels if replayed else applied[0]._shapes.first.channels
+                output, seconds = runs.exact(prompt) if side == 0 else runs.applied(prompt, policy, repetition == 0)
+                sides[side].add(index, repetition, seconds)
+                if repetition > 0:
+                    continue
+                sides[side].scores.append(_score_of(score, output, prompt))
+                pictured[side] = None if frames is None else pictures.frames_of(frames(output))
+                outputs[side] = kept(output)
+                del output
+        agreement.add(*outputs, prompt)
+        if frames is not None:
+            shown += [{"prompt": index, **pair} for pair in pictures.pairs(*pictured)]
+        if replayed is not None:
+            _require_same(outputs[0], runs.replay(prompt, *replayed))
     return {
         "format": "blockscope-verify", "format_version": 2, "mode": "compare",
         "model": getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__, "digest": None,
@@ -89,7 +98,7 @@ def compare_loops(model: torch.nn.Module, loop: Callable[..., Any], prompts: Ite
                      ).removeprefix("torch."),
         "prompts_file": None, "prompts": len(prompts), "decoding": getattr(loop, "__qualname__", repr(loop)),
         "metric": None if score is None else getattr(score, "__name__", repr(score)),
-        "block_length": settings.block_length, "head_dim": head_dim, "threads": torch.get_num_threads(),
+        "block_length": settings.block_length, "head_dim": runs.shape.channels, "threads": torch.get_num_threads(),
         "device": next((x.device.type for x in (*model.parameters(), *model.buffers())), "cpu"),
         "program": _core.program, "batch_size": 1, "repetitions": repeats, "seed": seed,
         "reference": {
@@ -97,28 +106,51 @@ def compare_loops(model: torch.nn.Module, loop: Callable[..., Any], prompts: Ite
             "free_running": sides[0].json(None if replayed is None else replayed[0].steps, None if replayed is None else
                                           _exact_reads(replayed[0])), "replay": None},
         "settings": [{
-            "label": chosen.text, "policy": applied[0]._policy.settings,
-            "free_running": sides[1].json(sum(one.summary()["denoising_steps"] for one in applied), _joined(applied)),
+            "label": chosen.text, "policy": runs.policy,
+            "free_running": sides[1].json(runs.steps, runs.reads.summary()),
             "accuracy": _accuracy(sides[0].scores, sides[1].scores),
-            "agreement": _agreement(sides[0].outputs, sides[1].outputs, prompts),
+            "agreement": agreement.json(),
             "seconds_ratio": _spread([a / b for a, b in zip(sides[0].totals(), sides[1].totals())]),
             "replay": None if replayed is None else _replay_json(replayed[1]),
-            "frames": None if frames is None else [
-                {"prompt": index, **pair} for index, outputs in enumerate(zip(sides[0].outputs, sides[1].outputs))
-                for pair in pictures.pairs(*(frames(one) for one in outputs))]}]}
+            "frames": None if frames is None else shown}]}
+
+
+def _list_of(prompts: Any) -> list[Any]:
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+        raise UsageError(f"prompts: expected a list of what the loop takes, one each, got {prompts!r}. HINT: "
+                         "prompts=[prompt]")
+    found = list(prompts)
+    if not found:
+        raise UsageError("prompts: expected at least one, got none")
+    return found
+
+
+def _score_of(score: Any, output: Any, prompt: Any) -> float:
+    if score is None:
+        return math.nan
+    found = score(output, prompt)
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise UsageError(f"score: expected a function that returns a number, got {found!r}") from None
+
+
+def _require_same(free: Any, replayed: Any) -> None:
+    if same(free, replayed) is False:
+        raise UsageError("replay: the exact run gave another output than without a replay, so the second run of a pass "
+                         "changes what the loop goes on with, such as a cache in a global variable or a closure; or "
+                         "the loop isn't the same from run to run. HINT: hand the cache to the model as an argument, "
+                         "or keep it in a module; or compare(..., replay=False)")
 
 
 class _Side:
     """The free runs of one side."""
 
     def __init__(self) -> None:
-        self.outputs: list[Any] = []
         self.scores: list[float] = []
         self._seconds: list[list[float]] = []  # by repetition, by prompt
 
-    def add(self, prompt: int, repetition: int, output: Any, seconds: float) -> None:
-        if repetition == 0:
-            self.outputs.append(output)
+    def add(self, prompt: int, repetition: int, seconds: float) -> None:
         if prompt == 0:
             self._seconds.append([])
         self._seconds[repetition].append(seconds)
@@ -127,7 +159,7 @@ class _Side:
         return [sum(one) for one in self._seconds]
 
     def json(self, steps: int | None, reads: dict[str, Any] | None) -> dict[str, Any]:
-        return {"scores": [None if math.isnan(one) else one for one in self.scores], "denoising_steps": steps,
+        return {"scores": [one if math.isfinite(one) else None for one in self.scores], "denoising_steps": steps,
                 "total_seconds": self.totals(), "seconds": _spread(self.totals()), "reads": reads}
 
 
@@ -139,41 +171,47 @@ class _Runs:
         self._model, self._loop, self._settings = model, loop, settings
         self._more = {"denoising_steps": denoising_steps, "decoder_layers": decoder_layers}
         self._seed = seed
+        self.policy: dict[str, Any] = {}  # its settings
+        self.shape: LayerShape | None = None
+        self.steps, self.reads = 0, Reads()  # of the counted runs with the policy
         try:
             self._takes_run = "run" in inspect.signature(loop).parameters
         except (TypeError, ValueError):
             self._takes_run = False
 
     def _call(self, prompt: Any, *followers: Any) -> tuple[Any, float]:
-        torch.manual_seed(self._seed)
         more = {"run": Stated(*followers)} if self._takes_run else {}
-        _wait(self._model)
-        begun = time.perf_counter()
-        output = self._loop(self._model, prompt, **more)
-        _wait(self._model)
-        return output, time.perf_counter() - begun
+        with Generators().in_place():
+            torch.manual_seed(self._seed)
+            _wait(self._model)
+            begun = time.perf_counter()
+            output = self._loop(self._model, prompt, **more)
+            _wait(self._model)
+            return output, time.perf_counter() - begun
 
     def exact(self, prompt: Any) -> tuple[Any, float]:
         return self._call(prompt)
 
-    def applied(self, prompt: Any, policy: Any) -> tuple[Any, float, Applier]:
+    def applied(self, prompt: Any, policy: Any, counts: bool) -> tuple[Any, float]:
         with Applier(self._model, read_policy(policy), self._settings, **self._more) as applier:
             output, seconds = self._call(prompt, applier)
         if applier.summary()["denoising_steps"] == 0:
             raise UsageError("loop: it ran no denoising step with the model. HINT: the loop must call the model that "
                              "it is given; block_length= and mask_token_id= must be its own")
-        return output, seconds, applier
+        self.policy, self.shape = applier._policy.settings, applier._shapes.first
+        if counts:
+            self.steps += applier.summary()["denoising_steps"]
+            self.reads.include(applier._reads)
+        return output, seconds
 
-    def replayed(self, prompts: list[Any], policy: Any, propagated: bool) -> tuple[ExactRun, Shadow]:
+    def for_replay(self, policy: Any, propagated: bool) -> tuple[ExactRun, Shadow]:
         group = object()
         exact = ExactRun(self._model, self._settings, self._more["decoder_layers"], propagated, group)
-        shadow = Shadow(exact, self._model, read_policy(policy), self._settings, group=group, **self._more)
-        for prompt in prompts:
-            with Replay(self._model, exact, shadow):
-                self._call(prompt, exact, shadow)
-            exact.end_sequence()
-            shadow.end_sequence()
-        return exact, shadow
+        return exact, Shadow(exact, self._model, read_policy(policy), self._settings, group=group, **self._more)
+
+    def replay(self, prompt: Any, exact: ExactRun, shadow: Shadow) -> Any:
+        with Replay(self._model, exact, shadow):
+            return self._call(prompt, exact, shadow)[0]
 
 
 def _wait(model: torch.nn.Module) -> None:
@@ -191,13 +229,6 @@ def _spread(values: list[float]) -> dict[str, float]:
 def _exact_reads(exact: ExactRun) -> dict[str, Any]:
     return {"saving": 0.0, "key_rows": exact.key_rows, "key_rows_read": exact.key_rows,
             "commit_key_rows": exact.commit_rows, "choice_rows": 0}
-
-
-def _joined(applied: list[Applier]) -> dict[str, Any]:
-    reads = applied[0]._reads
-    for one in applied[1:]:
-        reads.include(one._reads)
-    return reads.summary()
 
 
 def _accuracy(exact: list[float], policy: list[float]) -> dict[str, Any]:
@@ -218,41 +249,6 @@ def _accuracy(exact: list[float], policy: list[float]) -> dict[str, Any]:
             "reference_standard_error": error(reference), "policy_standard_error": error(mine),
             "difference_standard_error": error([b - a for a, b in pairs]), "better": better, "worse": worse,
             "sign_test_p": p, "within_noise": p > 0.05}
-
-
-def _tokens(output: Any) -> list[int] | None:
-    if isinstance(output, torch.Tensor):
-        return None if output.is_floating_point() or output.is_complex() else output.flatten().tolist()
-    if isinstance(output, (list, tuple)) and output and all(isinstance(one, int) for one in output):
-        return list(output)
-    return None
-
-
-def _without(prompt: Any, tokens: list[int]) -> list[int]:
-    """The tokens after the prompt, if they begin with it."""
-    given = _tokens(prompt) or []
-    return tokens[len(given):] if given and tokens[:len(given)] == given else tokens
-
-
-def _agreement(exact: list[Any], policy: list[Any], prompts: list[Any]) -> dict[str, Any]:
-    """positions: of token ids; difference: relative L2 of outputs that are numbers."""
-    positions = equal = identical = 0
-    error = true = 0.0
-    for a, b, prompt in zip(exact, policy, prompts):
-        first, second = _tokens(a), _tokens(b)
-        if first is not None and second is not None:
-            first, second = _without(prompt, first), _without(prompt, second)
-            positions += max(len(first), len(second))
-            equal += sum(x == y for x, y in zip(first, second))
-            identical += first == second
-        elif isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
-            error += (b.double() - a.double()).square().sum().item()
-            true += a.double().square().sum().item()
-            identical += torch.equal(a, b)
-        else:
-            identical += not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and bool(a == b)
-    return {"positions": positions, "equal": equal, "share": equal / positions if positions else None,
-            "sequences": len(exact), "identical": identical, "relative_l2": math.sqrt(error / true) if true else None}
 
 
 def _totals(sums: Any) -> dict[str, Any]:
@@ -277,15 +273,16 @@ def _replay_json(shadow: Shadow) -> dict[str, Any]:
         "same_top1": fidelity.same_top1}
     for name, sums in (("first_order", fidelity.first_order), ("first_order_approximated", fidelity.approximated),
                        ("propagated", fidelity.propagated)):
-        found.update(_errors(name, sums))
+        found.update(_errors(name, sums, shadow._num_layers))
     found["output_by_step"] = [{"step": step, "relative_l2": math.sqrt(error / true) if true else 0.0}
                                for step, (error, true) in sorted(fidelity.output.items())]
     found["reads"] = shadow._reads.summary()
     return found
 
 
-def _errors(name: str, sums: dict[int, dict[int, torch.Tensor]]) -> dict[str, Any]:
-    if not sums:
+def _errors(name: str, sums: dict[int, dict[int, torch.Tensor]], layers: int) -> dict[str, Any]:
+    """None unless all layers have numbers: the exact attention of a stated layer isn't known."""
+    if not sums or any(len(of_step) < layers for of_step in sums.values()):
         return {name: None, f"{name}_by_head": None, f"{name}_by_step": None, f"{name}_by_step_and_head": None}
     steps = sorted(sums)
     whole = torch.stack([torch.stack([of_layer for _, of_layer in sorted(sums[step].items())]) for step in steps])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..errors import CalibrationError
+from ..errors import CalibrationError, UsageError
 from .policy import Attention, ModelShape, Parts, Policy, Step, exact_attention, refuse_token_by_token
 
 
@@ -91,9 +91,17 @@ class FlashBlock(Policy):
         if self._values["bound"] is None:
             self.settings = {**self.settings, "tau": self._tau, "count": self._count}
 
-    def check(self, bidirectional: bool, autoregressive: bool) -> None:
+    def check(self, bidirectional: bool, autoregressive: bool, continuous: bool) -> None:
         if autoregressive:
             refuse_token_by_token(self)
+        if not continuous:
+            return
+        own = {"tau": None, "count": None, "refresh": "all", "bound": None, "sure": None}
+        given = [name for name, initial in own.items() if self._values[name] != initial]
+        if given:
+            raise UsageError(f"policy {self.text}: {given[0]}: counts decided tokens, and a continuous model decides "
+                             "none. HINT: leave it out; reuse=FILE says which heads reuse at which step")
+        self.settings = {name: value for name, value in self.settings.items() if name not in own}
 
     def begin_pass(self, steps: Sequence[Step]) -> None:
         self._kept, self._rows_read, self._ranges, self._refresh_rows = [], [], [], None
@@ -123,6 +131,9 @@ class FlashBlock(Policy):
             if self._refresh_rows is None:
                 self._refresh_rows = torch.zeros(sequences, len(rows), dtype=torch.bool)
             self._refresh_rows[slot] = torch.tensor(rows)
+
+    def end_sequences(self) -> None:
+        self._pairs = {}
 
     def rows_read(self, slot: int, rows: int) -> int:
         return self._rows_read[slot] if self._kept[slot] else rows

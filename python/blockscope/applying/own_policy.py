@@ -14,6 +14,7 @@ import torch
 
 from .._arguments import whole_number
 from ..errors import Error, UsageError
+from ..recording.torch_operators import merged
 from . import operators
 from .policy import Attention, ModelShape, Parts, Policy, Step, exact_attention
 from .selection import KeySet, selected_attention
@@ -71,6 +72,9 @@ class OwnPolicy(Policy):
         if begin is not None:
             with self._call("begin_pass"):
                 begin(list(steps))
+
+    def end_sequences(self) -> None:
+        self._steps = ()
 
     def _selected_size(self, longest: int) -> int:
         own = self._has("selected_size")
@@ -168,7 +172,10 @@ class OwnPolicy(Policy):
         if of("out") is not None:
             out = tensor("out", q.shape, q.dtype)
         else:
-            out = _merge([output for output, _ in sides], [lse for _, lse in sides]).to(q.dtype)
+            out, lse = sides[1]  # the block's own keys, which are never missing
+            for side in (sides[0], *sides[2:]):
+                out, lse = merged(*side, out, lse), torch.logaddexp(side[1], lse)
+            out = out.to(q.dtype)
         if not all(bool(part.isfinite().all()) for part in (out, *(output for output, _ in sides))) or any(
                 bool(lse.isnan().any()) for _, lse in sides):
             raise Error("expected finite numbers, got NaN or infinity")
@@ -235,12 +242,6 @@ def _positions(what: str, given: Any, attention: Attention, most: int) -> torch.
             twice = next(position for position in seen if seen.count(position) > 1)
             raise Error(f"{what}: KV head {head}: expected every position once, got {twice} twice")
     return index.to(device=attention.k_ext.device, dtype=torch.int32).contiguous()
-
-
-def _merge(outputs: list[torch.Tensor], lses: list[torch.Tensor]) -> torch.Tensor:
-    lse = torch.stack(lses)
-    weights = (lse - lse.logsumexp(0)).exp().unsqueeze(-1)
-    return (weights * torch.stack(outputs)).sum(0)
 
 
 def _joined(found: list[Parts]) -> Parts:

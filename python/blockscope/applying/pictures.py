@@ -10,7 +10,9 @@ from typing import Any
 
 from ..errors import UsageError
 
-MOST = 64  # frames of a video
+# A result with many prompts stays far below the size that readers take (256 MiB).
+MOST = 24  # frames of a video
+WIDEST = 256  # pixels of a frame
 
 
 def png(frame: Any) -> str:
@@ -27,19 +29,25 @@ def png(frame: Any) -> str:
     return base64.b64encode(whole).decode()
 
 
-def _frames(given: Any) -> Any:
+def frames_of(given: Any) -> Any:
+    """A copy, [frames, height, width, 3] or [frames, height, width]."""
     import numpy as np
 
-    frames = np.ascontiguousarray(np.asarray(given.cpu() if hasattr(given, "cpu") else given))
+    frames = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given).copy()
     if frames.dtype != np.uint8 or frames.ndim not in (3, 4) or frames.ndim == 4 and frames.shape[3] != 3:
         raise UsageError("frames: expected a function that makes uint8 [frames, height, width, 3] or [frames, height, "
                          f"width] of a loop's result, got {frames.dtype} {list(frames.shape)}")
     return frames
 
 
-def pairs(exact: Any, policy: Any) -> Iterator[dict[str, Any]]:
+def _scaled(frame: Any) -> Any:
+    """Of a wide frame, each n-th pixel of each n-th line."""
+    factor = -(-frame.shape[1] // WIDEST)
+    return frame[::factor, ::factor]
+
+
+def pairs(first: Any, second: Any) -> Iterator[dict[str, Any]]:
     """Evenly spaced frames of both videos."""
-    first, second = _frames(exact), _frames(policy)
     count = min(len(first), len(second))
     for index in sorted({i * count // min(count, MOST) for i in range(min(count, MOST))}):
-        yield {"frame": index, "exact": png(first[index]), "policy": png(second[index])}
+        yield {"frame": index, "exact": png(_scaled(first[index])), "policy": png(_scaled(second[index]))}

@@ -129,7 +129,7 @@ class Policy:
     def setup(self, shape: ModelShape) -> None:
         """Called once, before the first layer attends."""
 
-    def check(self, bidirectional: bool, autoregressive: bool) -> None:
+    def check(self, bidirectional: bool, autoregressive: bool, continuous: bool) -> None:
         """Raises UsageError for a loop that the policy doesn't fit."""
 
     def begin_pass(self, steps: Sequence[Step]) -> None:
@@ -144,6 +144,9 @@ class Policy:
 
     def end_pass(self) -> None:
         """After the last layer."""
+
+    def end_sequences(self) -> None:
+        """Drops what it keeps of the current sequences outside their Step.memory."""
 
 
 def refuse_token_by_token(policy: Policy) -> None:

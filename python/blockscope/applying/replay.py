@@ -13,14 +13,14 @@ import torch
 
 from ..errors import UsageError
 from ..recording.calls import AttentionCall
-from ..recording.intervention import BlockCall
 from ..recording.model import logits_of
 from ..recording.observer import Observer
 from ..recording.passes import RunningPass
 from ..recording.statistics import SpareRows, predictions_of
 from ..recording.steps import Kind
 from .applier import Applier
-from .policy import Parts, exact_attention
+from .policy import Attention, Parts, exact_attention
+
 
 def _sums(got: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     """[S, H, 4] over rows and channels of [S, H, B, D]."""
@@ -61,6 +61,14 @@ class Fidelity:
         of_step = to.setdefault(step, {})
         of_step[layer] = of_step[layer] + sums if layer in of_step else sums
 
+    def include(self, layers: Fidelity) -> None:
+        """The errors of a pass's layers."""
+        for mine, theirs in ((self.first_order, layers.first_order), (self.approximated, layers.approximated),
+                             (self.propagated, layers.propagated)):
+            for step, of_step in theirs.items():
+                for layer, sums in of_step.items():
+                    self.add(mine, step, layer, sums)
+
 
 class ExactRun(Observer):
     """Sees what the exact run's layers attend to."""
@@ -73,24 +81,25 @@ class ExactRun(Observer):
         self._keeps, self._group = keeps, group
         self.outputs: dict[int, torch.Tensor] = {}  # of the last pass, by layer: [S, H, B, D]
         self.steps = self.key_rows = self.commit_rows = 0
+        self._rows_now = 0  # key rows of the running pass
 
     def _begin(self, running: RunningPass) -> None:
-        self.outputs = {}
+        self.outputs, self._rows_now = {}, 0
 
     def _take(self, running: RunningPass, call: AttentionCall) -> None:
-        ignored = running.layer in running.stated and not call.stated
-        if not running.denoises or running.layer < 0 or ignored:
+        if not running.denoises or running.layer < 0 or self._ignores(running, call):
             return
         with torch.no_grad():
             where = f"{self._layers[running.layer][0]}: {call.function}"
             _, block = running.block_of(call, self._shapes, where)
-            self.key_rows += (block.k.shape[2] - running.geometry.rows) * block.k.shape[1] * block.q.shape[0]
+            self._rows_now += (block.k.shape[2] - running.geometry.rows) * block.k.shape[1] * block.q.shape[0]
             if self._keeps and call.out is not None:
-                self.outputs[running.layer] = block.rows.of(call.out, 2).detach()
+                self.outputs[running.layer] = block.rows.of(call.out, 2).detach().clone()
 
     def _end(self, running: RunningPass, output: Any) -> None:
         shape = self._shapes.first
         self.steps += sum(one.is_step for one in running.passes)
+        self.key_rows += self._rows_now
         if shape is not None:
             self.commit_rows += sum(one.context_length * shape.kv_heads * self._num_layers for one in running.passes
                                     if one.kind is Kind.COMMIT and not one.is_step)
@@ -102,10 +111,24 @@ class Shadow(Applier):
     def __init__(self, exact: ExactRun, *given: Any, group: Any, **more: Any) -> None:
         Applier.__init__(self, *given, **more)
         self._exact, self._group, self.fidelity = exact, group, Fidelity()
+        self._now = Fidelity()  # of the running pass
+        self.last: RunningPass | None = None  # that ended
 
-    def _attend(self, running: RunningPass, block: BlockCall) -> Parts:
-        parts = Applier._attend(self, running, block)
-        given, layer = self.given, running.layer
+    def _forget(self) -> None:
+        Applier._forget(self)
+        self._now, self.last = Fidelity(), None
+
+    def _begin(self, running: RunningPass) -> None:
+        self._now = Fidelity()
+        Applier._begin(self, running)
+
+    def _end(self, running: RunningPass, output: Any) -> None:
+        Applier._end(self, running, output)
+        self.fidelity.include(self._now)
+        self.last = running
+
+    def _attend(self, running: RunningPass, given: Attention) -> Parts:
+        parts, layer = Applier._attend(self, running, given), running.layer
         first = _sums(parts.out, exact_attention(given).out)
         approximated = approximated_heads(parts, given.k_ext.shape[2])
         whole = self._exact.outputs.get(layer)
@@ -113,11 +136,11 @@ class Shadow(Applier):
         for slot, step in enumerate(self._steps):
             if not (step.denoises or step.clean):
                 continue
-            self.fidelity.add(self.fidelity.first_order, step.step, layer, first[slot])
-            self.fidelity.add(self.fidelity.approximated, step.step, layer,
-                              first[slot] * approximated[slot].unsqueeze(-1))
+            now = self._now
+            now.add(now.first_order, step.step, layer, first[slot])
+            now.add(now.approximated, step.step, layer, first[slot] * approximated[slot].unsqueeze(-1))
             if apart is not None:
-                self.fidelity.add(self.fidelity.propagated, step.step, layer, apart[slot])
+                now.add(now.propagated, step.step, layer, apart[slot])
         return parts
 
     def outputs(self, running: RunningPass, exact: Any, mine: Any) -> None:
@@ -201,13 +224,36 @@ class _State:
         module.__dict__.update(attributes)
 
 
+class Generators:
+    """The states of torch's random numbers: of the CPU, and of every GPU if the process uses any."""
+
+    def __init__(self) -> None:
+        self._devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+        self._states = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
+
+    def set(self) -> None:
+        torch.set_rng_state(self._states[0])
+        for device, state in zip(self._devices, self._states[1]):
+            torch.cuda.set_rng_state(state, device)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block, they are these. What it draws takes nothing from those around it."""
+        now = Generators()
+        self.set()
+        try:
+            yield
+        finally:
+            now.set()
+
+
 class Replay:
     """While it is open, each pass of the model runs exactly and then once more with the policy. The loop gets the exact
     result."""
 
     def __init__(self, model: torch.nn.Module, exact: ExactRun, shadow: Shadow) -> None:
         self._model, self._exact, self._shadow = model, exact, shadow
-        self._state: _State | None = None
+        self._state: tuple[_State, Generators] | None = None
         self._inside = False
         self._hooks: list[Any] = []
 
@@ -230,20 +276,22 @@ class Replay:
         self._shadow.__exit__(None, None, None)
         self._exact._close_hooks()
         self._exact._abandon()
+        self._exact.end_sequence()
+        self._exact.outputs, self._state = {}, None
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if not self._inside and not self._exact._paused and self._model is module:
-            self._state = _State(module, (args, kwargs))
+            self._state = _State(module, (args, kwargs)), Generators()
 
     def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._inside or self._state is None:
             return
-        state, self._state = self._state, None
+        (state, generators), self._state = self._state, None
         args, kwargs = state.arguments
         passes = self._shadow.passes
         self._inside, self._exact._paused, self._shadow._paused = True, True, False
         try:
-            with state.in_place():
+            with state.in_place(), generators.in_place():
                 mine = module(*args, **kwargs)
         finally:
             self._inside, self._exact._paused, self._shadow._paused = False, False, True

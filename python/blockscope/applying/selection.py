@@ -89,6 +89,9 @@ class Selection(Policy):
         self._steps = steps
         self._sets = [step.memory.setdefault("sets", {}) for step in steps]
 
+    def end_sequences(self) -> None:
+        self._steps, self._sets = (), []
+
     def _reads_all(self, step: Step, layer: int) -> bool:
         return layer < self.values["exact_layers"] or not step.denoises or self.dense(step)
 
@@ -133,7 +136,7 @@ class Selection(Policy):
 
 
 class Mage(Selection):
-    def check(self, bidirectional: bool, autoregressive: bool) -> None:
+    def check(self, bidirectional: bool, autoregressive: bool, continuous: bool) -> None:
         if autoregressive:
             refuse_token_by_token(self)
 
@@ -148,9 +151,12 @@ class MageFlashBlock(Mage):
 
 
 class SparseD(Selection):
-    def check(self, bidirectional: bool, autoregressive: bool) -> None:
+    def check(self, bidirectional: bool, autoregressive: bool, continuous: bool) -> None:
         if autoregressive and self.values["per_block"]:
             refuse_token_by_token(self)
+        if continuous and not self.values["per_block"]:
+            raise UsageError(f"policy {self.text}: takes its keys after a fifth of the sequence's steps, and how many "
+                             "a video has isn't known. HINT: add per_block")
         if bidirectional and not self.values["per_block"]:
             raise UsageError(f"policy {self.text}: keeps its keys for the whole run, but a bidirectional model's "
                              "external keys differ from block to block. HINT: add per_block")
@@ -183,7 +189,7 @@ class SparseDFlashBlock(SparseD):
 
 
 class Quest(Selection):
-    def check(self, bidirectional: bool, autoregressive: bool) -> None:
+    def check(self, bidirectional: bool, autoregressive: bool, continuous: bool) -> None:
         if bidirectional:
             raise UsageError(f"policy {self.text}: keeps bounds of committed keys, but a bidirectional model's keys "
                              "change. HINT: use another policy")

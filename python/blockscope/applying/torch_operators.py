@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..recording.torch_operators import merged, scaled_scores, split_attention, topk_sets
+from ..recording.torch_operators import merged, split_attention, topk_sets
 
 __all__ = ["block_topk", "gather_attention", "page_bounds", "page_scores", "reuse_attention", "split_attention",
            "unselected_attention"]

@@ -16,6 +16,7 @@ from . import kernels
 from .agreement import difference
 from .geometry import Biases, KeyRanges
 from .split import LayerAttention, Part
+from .torch_operators import merged
 from .video import Video
 
 PAIR_SUMS = 7  # rows, cosine, change of L_out, e^2, |e|, ref^2, dot
@@ -48,10 +49,6 @@ class LayerSums:
 def cosines(a: Tensor, b: Tensor) -> Tensor:
     """[B] of [B, D]."""
     return (a * b).sum(-1) * ((a * a).sum(-1) * (b * b).sum(-1)).clamp_min(1e-37).rsqrt()
-
-
-def merged(external: Tensor, lse_external: Tensor, internal: Tensor, lse_internal: Tensor) -> Tensor:
-    return internal + torch.sigmoid(lse_external - lse_internal).unsqueeze(-1) * (external - internal)
 
 
 def pair_sums(now: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], inside: tuple[Tensor, Tensor],

@@ -117,9 +117,10 @@ class Observer:
             call = stated_call(q, k, v, mask, scale, running.given.batch)
             running.state(layer)
             before, running.layer = running.layer, layer
-            result = self._stated(running, call)
-            running.layer = before
-        return result
+            try:
+                return self._stated(running, call)
+            finally:
+                running.layer = before
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -258,6 +259,11 @@ class Observer:
         if not self._looks_inside and self._shapes.first is None:
             self._shapes.look(call, running.given.length)
         self._take(running, call)
+
+    @staticmethod
+    def _ignores(running: RunningPass, call: AttentionCall) -> bool:
+        """Whether the running layer's attention is stated, and this call is one of its own."""
+        return running.layer in running.stated and not call.stated
 
     def _stated(self, running: RunningPass, call: AttentionCall) -> torch.Tensor | None:
         """What run.attention() returns."""

@@ -19,6 +19,7 @@ from .interventions import Interventions
 from .model import HIDDEN_SIZE, NUM_HEADS, logits_of
 from .observer import Observer
 from .open_trace import OpenTrace, add_note
+from .order import BatchOrder
 from .passes import NO_GRADIENTS, RunningPass
 from .ranks import Ranks
 from .rows import RowWriter
@@ -92,6 +93,7 @@ class Recorder(Observer, OpenTrace):
             raise
         finally:
             self._interventions.close()
+            self._forget()
             self._rows.release()
             self._ranks.close()
         if isinstance(error, RuntimeError) and not isinstance(error, RankError):  # may be that of a collective
@@ -110,7 +112,12 @@ class Recorder(Observer, OpenTrace):
                 raise UsageError(f"end_sequence: expected ids of {len(self._batch.sequences)} sequences, got "
                                  f"{len(ids)}")
         self._end_sequences(ids, reason)
-        self._batch = batch_for(self._settings)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops the tensors that are kept for the next pass of the current sequences."""
+        self._batch, self._order = batch_for(self._settings), BatchOrder()
+        self._histories, self._first_predictions = [], []
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -169,7 +176,7 @@ class Recorder(Observer, OpenTrace):
         changing = running.layer in running.changing
         if not changing and not (self._records(running) and running.layer in self._looked_at):
             return
-        if running.layer in running.stated and not call.stated:
+        if self._ignores(running, call):
             return
         if changing:
             raise UsageError(
