@@ -8,6 +8,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
+import video_models as videos  # noqa: E402
 from recording_checks import PROMPT, SIZE  # noqa: E402
 
 PROMPTS = torch.tensor([[5 * i % 90 + 1 for i in range(9)], [7 * i % 90 + 1 for i in range(9)]])
@@ -65,6 +66,47 @@ def test_wrappers_that_are_no_one_model(tmp_path):
     with pytest.raises(blockscope.UsageError, match="without token ids.*the module inside a wrapper"):
         with blockscope.record(headed, tmp_path / "run.h5"):
             headed(PROMPTS)
+
+
+class Called(torch.nn.Module):
+    """A continuous model that names its arguments."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, timestep, **others):
+        return self.model(x, t=timestep, **others)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, lambda model: HandsOn(inner=HandsOn(model=model)), "process",
+                                  torch.compile])
+def test_wrappers_of_continuous_models(tmp_path, wrap, named):
+    shape, distributed = videos.Shape(), torch.distributed
+    noise, context, _ = videos.inputs(shape, 6)
+    if wrap == "process":
+        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    paths = [tmp_path / "plain.h5", tmp_path / "wrapped.h5"]
+    try:
+        for path in paths:
+            model = videos.CausalVideoModel(shape)
+            called = Called(model) if named else model
+            if path == paths[1]:
+                called = (torch.nn.parallel.DistributedDataParallel if wrap == "process" else wrap)(called)
+
+            def call(x, t, called=called, **others):
+                return called(x, **({"timestep": t} if named else {"t": t}), **others)
+
+            call.shape = shape
+            with blockscope.record(called, path, block_length=videos.CHUNK * shape.frame, array_type="f32",
+                                   decoder_layers=model.blocks, compiled="eager"):
+                videos.causal_loop(call, noise, context)
+    finally:
+        if wrap == "process":
+            distributed.destroy_process_group()
+    assert blockscope.compare(*paths, ignore_timing=True).equal
+    assert blockscope.open(paths[1]).model["architecture"] == ("Called" if named else "CausalVideoModel")
 
 
 # --- decoder_layers ---------------------------------------------------------------------------------------------------

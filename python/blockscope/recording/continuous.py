@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._arguments import whole_number
+from .._arguments import whole_number, whole_numbers
 from ..errors import UsageError
 from .batch import Batch
 from .model import PAST, Inputs
@@ -36,7 +36,7 @@ class VideoInputs(Inputs):
         if self._rows is not None:
             self._check_rows(batch, cache)
         timestep = self._timestep(bound, statement, batch)
-        start = self._start(bound, statement)
+        start = self._start(bound, statement, batch)
         length = self._settings.block_length
         return PassInput(
             [range(length)] * (batch if self._rows is None else len(self._rows)), start, start, True, statement,
@@ -59,25 +59,40 @@ class VideoInputs(Inputs):
                              f"{STATE_IT}: timestep=...")
         return found[0]
 
-    def _start(self, bound: dict[str, Any], statement: Statement) -> int:
+    def _start(self, bound: dict[str, Any], statement: Statement, batch: int) -> int:
         if statement.start is not None:
             return statement.start
-        for name in STARTS:
-            if bound.get(name) is not None:
-                return int(bound[name])
-        for name in START_FRAMES:
-            if bound.get(name) is None:
-                continue
+        there = [name for name in (*STARTS, *START_FRAMES) if bound.get(name) is not None]
+        # Something else than a number, such as a picture, may have the name of a frame's index.
+        told = [name for name in there if name in STARTS or whole_numbers(bound[name]) is not None]
+        if told:
+            number = self._position(told[0], bound[told[0]], batch)
+            if told[0] in STARTS:
+                return number
             if self._video.tokens_per_frame is None:
-                raise UsageError(f"{name}: the position of the block in tokens isn't known. HINT: "
+                raise UsageError(f"{told[0]}: the position of the block in tokens isn't known. HINT: "
                                  "record(..., tokens_per_frame=...)")
-            return int(bound[name]) * self._video.tokens_per_frame
+            return number * self._video.tokens_per_frame
         if self._settings.bidirectional:
             return 0  # one block is the whole video
+        if there:
+            self._position(there[0], bound[there[0]], batch)
         raise UsageError(
             "where the block stands can't be seen: the model was called without "
             f"{', '.join((*STARTS, *START_FRAMES))}. {STATE_IT}: start=...; if one block is the "
             "whole video, record(..., bidirectional=True)")
+
+    def _position(self, name: str, value: Any, batch: int) -> int:
+        numbers = whole_numbers(value) or []
+        if self._rows is not None and len(numbers) == batch:
+            numbers = [numbers[row] for row in self._rows]
+        if len(set(numbers)) != 1 or numbers[0] < 0:
+            found = ", ".join(map(str, numbers[:4])) or (
+                f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, torch.Tensor)
+                else repr(value))
+            raise UsageError(f"{name}: expected a whole number of at least 0, or one for each sequence and all equal, "
+                             f"got {found}. {STATE_IT}: start=...")
+        return numbers[0]
 
 
 def _latents(bound: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -101,6 +116,14 @@ def _sequences_of(bound: dict[str, Any]) -> int:
     return len(latent)
 
 
+def require_batch(given: PassInput, sequences: int, where: str) -> None:
+    """sequences: of an attention call, which show whether the latent's first dimension is the batch."""
+    if sequences != given.batch:
+        raise UsageError(f"{where}: attends with {sequences} sequences, expected {given.batch}, the latent's first "
+                         "dimension. HINT: call the model with a latent that has the batch first, such as [1, "
+                         "channels, frames, height, width], or with a list of latents")
+
+
 class VideoSequence:
     """One video that a loop makes block by block."""
 
@@ -112,7 +135,9 @@ class VideoSequence:
 
     def __init__(self, settings: Settings, name: str = "") -> None:
         self.settings, self.name = settings, name
-        self.origin: int | None = None  # where the first block begins
+        self.origin: int | None = None  # where the first pass begins
+        self.given_frames = False  # the first pass wrote those
+        self.written: int | None = None  # where the last pass is, if it was taken for one that writes given frames
         self.block, self.block_start, self.step = -1, 0, 0
         self.timestep = math.inf  # of the last step
         self.clean = False  # the block's keys were written
@@ -124,18 +149,21 @@ class VideoSequence:
         return self.block >= 0
 
     def _state(self) -> tuple[Any, ...]:
-        return self.origin, self.block, self.block_start, self.step, self.timestep, self.clean
+        return (self.origin, self.given_frames, self.written, self.block, self.block_start, self.step, self.timestep,
+                self.clean)
 
     def initial_length(self, one: Pass) -> int:
         return 0
 
     def continues(self, given: PassInput) -> bool:
-        """A pass at the first block's position with a timestep that rises begins another video."""
+        """A pass at the first one's position begins another video if its timestep rises, or if it writes given frames
+        as the first one did."""
         if not self.begun or given.start != self.origin or given.statement.kind is not None:
             return True
         if given.start == self.block_start:
             return given.timestep <= self.timestep
-        return self._video.is_clean(given.timestep)  # it may write an old block's keys anew
+        # It may write an old block's keys anew.
+        return self._video.is_clean(given.timestep) and not self.given_frames
 
     @property
     def _video(self) -> Video:
@@ -147,10 +175,15 @@ class VideoSequence:
         clean = self._video.is_clean(given.timestep)
         if kind is None and clean and not own:
             kind = Kind.PREFILL  # it writes keys of frames that are given, or those of an old block anew
+        if kind is None and start == self.written:
+            self._ask_what_was_written(given)
+        if kind is None and own:
+            self._check_falls(given)
+        if self.origin is None:
+            self.origin, self.given_frames = start, kind is Kind.PREFILL
+        self.written = start if kind is Kind.PREFILL and given.statement.kind is None else None
         if kind is Kind.PREFILL:
             return Pass(Kind.PREFILL, start, given.length, -1, start, 0, start)
-        if own and kind is None:
-            self._check_falls(given)
         if not own:
             self._enter(given)
         self.step += 1
@@ -158,6 +191,13 @@ class VideoSequence:
         nothing = [False] * len(self._video.rows)
         return Pass(kind or (Kind.COMMIT if clean else Kind.DENOISE), start, given.length, self.block, start, self.step,
                     start, 0, nothing, nothing)
+
+    def _ask_what_was_written(self, given: PassInput) -> None:
+        raise UsageError(
+            f"the block at position {given.start} begins with timestep {given.timestep:g} after a clean pass there, "
+            "which was either a step, as in a loop whose timestep rises, or wrote the keys of given frames. HINT: "
+            "run.step(kind=\"denoise\") before each step and run.step(kind=\"commit\") before the pass that writes the "
+            "block's keys; or run.step(kind=\"prefill\") before one that writes those of given frames")
 
     def _check_falls(self, given: PassInput) -> None:
         if given.timestep < self.timestep:
@@ -177,14 +217,14 @@ class VideoSequence:
                 f"a block at position {given.start} after the one at {self.block_start}, expected "
                 f"{self.block_start + size} or a later one. HINT: block_length = {size} must be the tokens of a block; "
                 "run.begin_sequence() says that another video begins")
-        self.origin = given.start if self.origin is None else self.origin
         self.block, self.block_start, self.step = self.block + 1, given.start, 0
         self.timestep, self.clean = math.inf, False
         self.kept.clear()
 
     def retract(self, one: Pass) -> None:
         """Takes back a pass that did not end."""
-        self.origin, self.block, self.block_start, self.step, self.timestep, self.clean = self._before
+        (self.origin, self.given_frames, self.written, self.block, self.block_start, self.step, self.timestep,
+         self.clean) = self._before
 
 
 class VideoBatch:

@@ -14,7 +14,7 @@ NAMES = ("cross_attn", "cross_attention", "crossattn", "attn2", "encoder_attn", 
 
 
 def watch_cross_attention(model: torch.nn.Module, enter: Callable[[str], None]) -> list[Any]:
-    """Hooks that call enter(name) when such a module begins, and enter("") when it ends."""
+    """Hooks that call enter(name) when such a module begins, and enter("") when it ends. One may be inside another."""
     hooks = []
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in NAMES:
@@ -23,10 +23,32 @@ def watch_cross_attention(model: torch.nn.Module, enter: Callable[[str], None]) 
     return hooks
 
 
-def other_attention(call: AttentionCall, inside: str, length: int) -> str:
-    """The name of a call that isn't self-attention; "": it is. inside: the module of cross-attention that runs; length:
-    tokens of the pass."""
-    keys, queries = call.k.shape[2], call.q.shape[2]
-    if call.stated or not (inside or keys < min(queries, length)):
-        return ""
-    return f"{inside or f'{keys} keys for {queries} queries'}: {call.function}"
+class SkippedCalls:
+    """The calls of one pass that aren't self-attention."""
+
+    def __init__(self, length: int | None) -> None:
+        """length: tokens of the pass; None: of a model of tokens, which skips nothing."""
+        self._length = length
+        self._inside: list[str] = []  # modules of cross-attention that run now, the innermost last
+        self.skipped: dict[str, None] = {}  # names of the calls, in order
+
+    @property
+    def cross_attention(self) -> str:
+        """The module that runs now. Setting a name enters that module, and setting "" leaves the innermost one."""
+        return self._inside[-1] if self._inside else ""
+
+    @cross_attention.setter
+    def cross_attention(self, name: str) -> None:
+        if name:
+            self._inside.append(name)
+        else:
+            del self._inside[-1:]
+
+    def skips(self, call: AttentionCall) -> bool:
+        if self._length is None or call.stated:
+            return False
+        keys, queries = call.k.shape[2], call.q.shape[2]
+        if not self._inside and keys >= min(queries, self._length):
+            return False
+        self.skipped[f"{self.cross_attention or f'{keys} keys for {queries} queries'}: {call.function}"] = None
+        return True

@@ -42,7 +42,7 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
         "architecture": type(model).__name__, "model_type": getattr(config, "model_type", ""),
         "layers": num_layers, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.channels,
         "requested": getattr(config, "_name_or_path", "") or "",
-        "digest": digest_of(model),
+        "digest": digest_of(model, settings.ranks in ("heads", "layers")),
         "compute_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "device": next(model.parameters()).device.type}  # without a number, so that files of ranks can be merged
     run = {

@@ -13,6 +13,7 @@ from .caches import cache_length, selects_by_layer, tells_rows
 from .compiled import uncompiled
 from .settings import config_value
 from .steps import PassInput, Statement
+from .video import takes_timestep
 
 NUM_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 NUM_HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
@@ -36,7 +37,7 @@ def model_within(model: torch.nn.Module) -> torch.nn.Module:
     level = [model]
     while level and _hands_on(model):
         level = [child for module in level for child in module.children()]
-        fitting = [module for module in level if _takes_ids(module) and any(
+        fitting = [module for module in level if _is_called(module) and any(
             isinstance(part, torch.nn.ModuleList) and len(part) > 0 for part in module.modules())]
         if len(fitting) > 1:
             raise UsageError(f"{type(model).__name__}: hands on what it is given, and holds {len(fitting)} models ("
@@ -55,13 +56,14 @@ def _parameters(module: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _takes_ids(module: torch.nn.Module) -> bool:
-    return not set(IDS).isdisjoint(_parameters(module))
+def _is_called(module: torch.nn.Module) -> bool:
+    """With the arguments of a model, of tokens or continuous."""
+    return not set(IDS).isdisjoint(_parameters(module)) or takes_timestep(module)
 
 
 def _hands_on(module: torch.nn.Module) -> bool:
     kinds = {parameter.kind for parameter in _parameters(module).values()}
-    return inspect.Parameter.VAR_POSITIONAL in kinds and not _takes_ids(module)
+    return inspect.Parameter.VAR_POSITIONAL in kinds and not _is_called(module)
 
 
 def _weights_of(module: torch.nn.Module) -> set[int]:

@@ -13,7 +13,8 @@ from . import agreement, kernels
 from .attention import LOOKED_FOR, trail_ends
 from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
 from .calls import AttentionCall
-from .cross_attention import other_attention
+from .continuous import require_batch
+from .cross_attention import SkippedCalls
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .intervention import BlockCall
@@ -37,9 +38,10 @@ _WHOLE_BLOCKS = ("an intervention changes whole blocks, and this pass computes o
 NO_GRADIENTS = "interventions have no gradients. HINT: decode within torch.no_grad()"
 
 
-class RunningPass:
+class RunningPass(SkippedCalls):
     def __init__(self, number: int, given: PassInput, passes: list[Pass], sequences: list[Sequence], settings: Settings,
                  num_layers: int) -> None:
+        super().__init__(None if settings.video is None else given.length)
         self.number = number
         self.given = given
         self.passes = passes
@@ -49,8 +51,6 @@ class RunningPass:
         self.sequences = sequences
         self.denoises = any(one.is_step for one in passes)
         self.places = KeyPlaces(settings.regions, sequences, [one.block_start for one in passes], settings.block_length)
-        self.cross_attention = ""  # the module that runs now
-        self.skipped: dict[str, None] = {}  # calls that aren't self-attention
         self.num_external = -1  # of a continuous model's block, once it is seen
         self.hidden_size: int | None = None
         self.layer = -1  # that runs now
@@ -128,13 +128,6 @@ class RunningPass:
             None if spread is None else spread.each(chosen.kept),
             map=self._map(q, k, call, ranges, biases, rows, chosen))
 
-    def skips(self, call: AttentionCall) -> bool:
-        """Whether a continuous model's call isn't self-attention."""
-        name = "" if self.settings.video is None else other_attention(call, self.cross_attention, self.given.length)
-        if name:
-            self.skipped[name] = None
-        return bool(name)
-
     def _take_block(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
                     biases: Biases, where: str, check: bool) -> None:
         if call.score_mod is not None:
@@ -149,6 +142,8 @@ class RunningPass:
     def block_of(self, call: AttentionCall, shapes: LayerShapes, where: str) -> tuple[HeadChoice, BlockCall]:
         """The heads that are recorded, and the block's part of a call, which then has the recorded sequences and heads
         alone."""
+        if self.settings.video is not None:
+            require_batch(self.given, call.q.shape[0], where)
         chosen, k, v = self._own_heads(call, shapes, where)
         rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
         ranges, biases = self._masks_of(call, rows)

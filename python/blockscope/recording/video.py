@@ -11,6 +11,7 @@ from typing import Any
 
 from .._arguments import whole, whole_number, whole_numbers
 from ..errors import UsageError
+from .compiled import uncompiled
 from .settings import config_value
 
 TOKENS = ("input_ids", "decoder_input_ids", "tokens", "idx")
@@ -35,6 +36,7 @@ class Video:
 def _signature(model: Any) -> inspect.Signature | None:
     """The arguments of a forward pass. A forward that hands on all it is given (``forward(*args, **kwargs)``) has those
     of the model's ``_forward_inference``, as in Wan and LongLive."""
+    model = uncompiled(model)
     try:
         found = inspect.signature(model.forward)
         kinds = {parameter.kind for parameter in found.parameters.values()}
