@@ -146,7 +146,7 @@ def test_a_latent_without_a_batch(tmp_path, applies):
     options = {"block_length": BLOCK, "decoder_layers": model.model.blocks}
     words = "attends with 1 sequences, expected 4, the latent's first dimension. HINT: .*batch first"
     with pytest.raises(blockscope.UsageError, match=words):
-        with (blockscope.apply(model, "flashblock,tau=2", **options) if applies
+        with (blockscope.apply(model, "flashblock", **options) if applies
               else blockscope.record(model, tmp_path / "run.h5", **options)):
             model.step(0, 900)
             model.step(0, 500)
