@@ -70,8 +70,8 @@ check() {
   run_step "$name" "$title" "$@"
 }
 
-# beside NAME TITLE COMMAND...: a check that times nothing, and runs while others do; see finish_beside.
-beside() {
+# check_meanwhile NAME TITLE COMMAND...: a check that times nothing, and runs while others do, until `wait`.
+check_meanwhile() {
   if [ $dry = yes ]; then
     check "$@"
     return
@@ -79,8 +79,6 @@ beside() {
   check "$@" &
   number=$((number + 1))
 }
-
-finish_beside() { wait; }
 
 run_step() { # NAME TITLE COMMAND...
   local name=$1 title=$2 status=0 begin=$SECONDS said
@@ -147,15 +145,15 @@ step "Checks"
 check doctor "This machine and this build" "$BLOCKSCOPE" doctor
 check build-conformance "Build: wrappers" compile "$OUT/test_conformance" tests/gpu/test_conformance.cu \
   tests/gpu/wrapper_probes_emulated.cpp "${emulator[@]}"
-beside conformance "Every wrapper compared with the emulator's" "$OUT/test_conformance"
-beside operators "Every operator compared with float64 on the CPU" "$PYTHON" tests/gpu/check_operators.py "$KERNELS" \
-  --cases $cases
+check_meanwhile conformance "Every wrapper compared with the emulator's" "$OUT/test_conformance"
+check_meanwhile operators "Every operator compared with float64 on the CPU" "$PYTHON" tests/gpu/check_operators.py \
+  "$KERNELS" --cases $cases
 for tool in memcheck racecheck synccheck; do
-  beside "$tool" "compute-sanitizer: $tool" sanitize $tool
+  check_meanwhile "$tool" "compute-sanitizer: $tool" sanitize $tool
 done
-beside devices "Captures on the CPU and on the GPU" "$PYTHON" tests/gpu/compare_devices.py "$BLOCKSCOPE" --dtypes \
-  "${dtypes[@]}"
-finish_beside
+check_meanwhile devices "Captures on the CPU and on the GPU" "$PYTHON" tests/gpu/compare_devices.py "$BLOCKSCOPE" \
+  --dtypes "${dtypes[@]}"
+wait
 check attention "split_attention compared with attention without the split" "$PYTHON" scripts/bench/gpu_attention.py \
   "$KERNELS" --lengths "${lengths[@]}" --blocks "${blocks[@]}"
 check build-shapes "Build: shapes" compile "$OUT/bench_split_shapes" tests/gpu/bench_split_shapes.cu

@@ -107,5 +107,6 @@ class LoopComparison:
             '<figure style="display:inline-block;margin:4px">'
             f'<img alt="exact" src="data:image/png;base64,{one["exact"]}"/>'
             f'<img alt="policy" src="data:image/png;base64,{one["policy"]}"/>'
-            f'<figcaption>prompt {one["prompt"]}, frame {one["frame"]}: exact, policy</figcaption></figure>' for one in self.data["settings"][0]["frames"] or [])
+            f'<figcaption>prompt {one["prompt"]}, frame {one["frame"]}: exact, policy</figcaption></figure>'
+            for one in self.data["settings"][0]["frames"] or [])
         return f"<table>{table}</table>{frames}"

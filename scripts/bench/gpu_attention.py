@@ -1,6 +1,7 @@
 """split_attention on a GPU, compared with unsplit attention over the same keys: scaled_dot_product_attention, and
-flex_attention and FlashInfer where they can be imported and compiled. split_attention is timed with its own kernels, with
-torch's flash attention for the prefix (BLOCKSCOPE_SPLIT), and as the table of kernels/cuda/library_attention.cpp chooses.
+flex_attention and FlashInfer where they can be imported and compiled. split_attention is timed with its own kernels,
+with torch's flash attention for the prefix (BLOCKSCOPE_SPLIT), and as the table of kernels/cuda/library_attention.cpp
+chooses.
 
     python scripts/bench/gpu_attention.py LIBRARY [--lengths 4096 32768 131072] [--sequences 1 4]
 
@@ -168,7 +169,8 @@ def main():
     copy = measure_copy(options.repeats, flush)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, "
           f"{options.heads}/{options.kv_heads} heads, D {options.dim}; copy {copy:.2f} TB/s\n")
-    print("| B | S | N | own kernels, ms | library, ms | by the table, ms | of copy | best unsplit, ms | ratio | others, ms |")
+    print("| B | S | N | own kernels, ms | library, ms | by the table, ms "
+          "| of copy | best unsplit, ms | ratio | others, ms |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     worst = {"ratio": 0.0, "of copy": 1.0}
     for block in options.blocks:

@@ -116,7 +116,8 @@ def config_of(family: str, a: argparse.Namespace) -> dict:
     config = dict(
         hidden_size=a.hidden, intermediate_size=a.intermediate, num_hidden_layers=a.layers,
         num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, head_dim=a.head_dim, vocab_size=a.vocab,
-        max_position_embeddings=a.positions, rms_norm_eps=1e-6, rope_theta=1000000.0, rope_scaling=None, hidden_act="silu",
+        max_position_embeddings=a.positions, rms_norm_eps=1e-6, rope_theta=1000000.0, rope_scaling=None,
+        hidden_act="silu",
         attention_bias=False, tie_word_embeddings=a.tied, torch_dtype="bfloat16", mask_token_id=mask,
         block_size=a.block_length, eos_token_id=0, use_sliding_window=False)
     if family == "dream":

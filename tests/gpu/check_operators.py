@@ -108,7 +108,9 @@ def rounding(dtype):
 
 
 def add_split(worst, name, case, got, external, internal, extra=(), library=False):
-    """The five results of split_attention and its like, against pairs of each sequence. library: A_out may have 16 bits."""
+    """The five results of split_attention and its like, against pairs of each sequence.
+
+    library: A_out may have 16 bits."""
     score = max([1.0] + [lse[lse.isfinite()].abs().max().item()
                          for pairs in (external, internal) for _, lse in pairs
                          if lse.isfinite().any()])

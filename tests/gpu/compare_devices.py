@@ -49,7 +49,8 @@ def capture(options, device, model, arguments, dtype, output):
         environment |= {"LD_PRELOAD": options.preload, "GOMP_SPINCOUNT": "1000"}
     arrays = ["--array-type", "f32"] if not {"trajectory", "summary", "sets"} & set(arguments) else []
     return subprocess.run([options.blockscope, "capture", ROOT / "models" / model, *arguments, *arrays, "--dtype", dtype,
-                           "--device", device, "--threads", "4", "--strategy", "sequential", "--gen-length", "32", "-q", "-o", output],
+                           "--device", device, "--threads", "4", "--strategy", "sequential", "--gen-length", "32", "-q", "-o",
+                           output],
                           capture_output=True, text=True, env=environment)
 
 

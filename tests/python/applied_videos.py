@@ -13,7 +13,8 @@ SHAPES = {"rolling": models.Shape(), "whole": models.Shape(window=0, sinks=0), "
 
 def made(kind, name):
     shape = SHAPES[name]
-    model, loop = {"causal": (models.CausalVideoModel, models.causal_loop), "wan": (wan.WanLikeModel, wan.wan_like_loop)}[kind]
+    model, loop = {"causal": (models.CausalVideoModel, models.causal_loop),
+                   "wan": (wan.WanLikeModel, wan.wan_like_loop)}[kind]
     return model(shape), loop, shape
 
 

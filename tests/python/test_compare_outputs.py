@@ -1,4 +1,4 @@
-"""What blockscope.compare() makes of a loop's outputs, scores and pictures, and that it leaves nothing behind."""
+"""What blockscope.compare() makes of a loop's outputs, scores and pictures, and that no cache of theirs stays."""
 
 import base64
 import gc

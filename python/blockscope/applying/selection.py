@@ -210,9 +210,9 @@ class Quest(Selection):
         ranked = scores.clamp_min(torch.finfo(scores.dtype).min).masked_fill(scores != scores, -math.inf)
         order = ranked.sort(stable=True, dim=-1, descending=True).indices[:, :taken]
         index = (order.unsqueeze(-1) * page + torch.arange(page, device=keys.device)).flatten(1).int()
-        behind = index >= length  # of the short last page
-        places = behind.int().sort(stable=True, dim=-1).indices
-        index = index.masked_fill(behind, -1).gather(1, places)
+        late = index >= length  # of the short last page
+        places = late.int().sort(stable=True, dim=-1).indices
+        index = index.masked_fill(late, -1).gather(1, places)
         return KeySet(index)
 
     def rows_scored(self, step: Step, length: int) -> int:

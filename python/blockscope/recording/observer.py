@@ -190,7 +190,8 @@ class Observer:
         if not torch.compiler.is_compiling() and self._running is None and not self._idle():
             raise UsageError(
                 f"{layer} ran outside a call of the {self._which} {type(self._model).__name__}, so its pass can't be "
-                f"seen. HINT: {self._name}(...) the module that the loop calls; or leave the pass out with run.paused()")
+                f"seen. HINT: {self._name}(...) the module that the loop calls; or leave the pass out with "
+                "run.paused()")
 
     def _idle(self) -> bool:
         return self._paused or os.getpid() != self._pid
@@ -200,8 +201,8 @@ class Observer:
             return
         if self._running is not None:
             if self._thread != threading.get_ident():
-                raise UsageError(f"two threads run the {self._which} model at once. HINT: {self._name}(...) one loop at "
-                                 "a time")
+                raise UsageError(f"two threads run the {self._which} model at once. HINT: {self._name}(...) one loop "
+                                 "at a time")
             self._abandon()  # an interrupt, or an error that the loop caught
         begun = time.perf_counter_ns()
         with torch.no_grad():

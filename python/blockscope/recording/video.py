@@ -99,7 +99,7 @@ def video_of(model: Any, tokenizer: Any, mask_token_id: int | None, block_length
     size = whole("block_length", block_length, 1)
     frame = None if tokens_per_frame is None else whole("tokens_per_frame", tokens_per_frame, 1)
     if frame is not None and size % frame != 0:
-        raise UsageError(f"tokens_per_frame: expected a divisor of block_length = {size}, got {frame}. HINT: a block is "
-                         "a chunk of whole frames")
+        raise UsageError(f"tokens_per_frame: expected a divisor of block_length = {size}, got {frame}. HINT: a block "
+                         "is a chunk of whole frames")
     return Video(rows_of(rows, size), frame, None if sinks is None else whole("sinks", sinks, 0), float(context_noise),
                  whole("pair_steps", pair_steps, 1, 1024))
