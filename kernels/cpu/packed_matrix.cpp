@@ -118,7 +118,7 @@ struct PackedProducts {
   void multiply(const Task& task) const {
     const PackedMatrix& matrix = *task.part->matrix;
     const int64_t element = x.element_size();
-    const int64_t width = matrix.swiglu_ ? kPanelColumns / 2 : kPanelColumns;
+    const int64_t width = matrix.gated_ ? kPanelColumns / 2 : kPanelColumns;
     PanelProduct p;
     p.x_stride = x.stride(0) * element;
     const char* rows = static_cast<const char*>(x.const_data_ptr()) + task.part->row * p.x_stride;
@@ -138,9 +138,14 @@ struct PackedProducts {
         p.bias = bias == nullptr ? nullptr : bias + column * element;
         p.out = to + row * p.out_stride + column * element;
         p.columns = std::min(width, matrix.out_ - column);
-        (matrix.swiglu_ ? kernels.swiglu : kernels.product)(p);
+        kernel_of(matrix)(p);
       }
     }
+  }
+
+  void (*kernel_of(const PackedMatrix& matrix) const)(const PanelProduct&) {
+    if (!matrix.gated_) return kernels.product;
+    return matrix.activation_ == Activation::silu ? kernels.swiglu : kernels.geglu;
   }
 
   static PackedProducts checked(const at::Tensor& x, const PackedMatrix& first) {
@@ -160,7 +165,8 @@ struct PackedProducts {
     for (const MatrixRows& m : matrices) {
       TORCH_CHECK(m.matrix->defined() && m.matrix->in_ == first.in_ &&
                       m.matrix->out_ == first.out_ && m.matrix->dtype_ == first.dtype_ &&
-                      m.matrix->swiglu_ == first.swiglu_ && m.rows >= 0,
+                      m.matrix->gated_ == first.gated_ &&
+                      m.matrix->activation_ == first.activation_ && m.rows >= 0,
                   "packed_products: expected matrices of one kind, and no negative rows");
       TORCH_CHECK(rows + m.rows <= x.size(0), "packed_products: x: expected at least ",
                   rows + m.rows, " rows, got ", x.size(0));
@@ -216,7 +222,8 @@ PackedMatrix::PackedMatrix(const at::Tensor& weight, const at::Tensor& bias)
   panels_ = streamed(units(weight, kPanelColumns));
 }
 
-PackedMatrix PackedMatrix::swiglu(const at::Tensor& gate, const at::Tensor& up) {
+PackedMatrix PackedMatrix::gated(const at::Tensor& gate, const at::Tensor& up,
+                                 Activation activation) {
   check_weight("gate", gate);
   check_operand("packed_matrix", "up", up, gate.scalar_type());
   check_shape("packed_matrix", "up", up, gate.sizes());
@@ -224,7 +231,8 @@ PackedMatrix PackedMatrix::swiglu(const at::Tensor& gate, const at::Tensor& up) 
   matrix.dtype_ = gate.scalar_type();
   matrix.out_ = gate.size(0);
   matrix.in_ = gate.size(1);
-  matrix.swiglu_ = true;
+  matrix.gated_ = true;
+  matrix.activation_ = activation;
   constexpr int64_t kHalf = kPanelColumns / 2;
   matrix.panels_ = streamed(at::cat({units(gate, kHalf), units(up, kHalf)}, 1));
   return matrix;

@@ -15,6 +15,9 @@
 
 namespace blockscope {
 
+/// What a gated unit does to its gate: x / (1 + exp(-x)), or the tanh approximation of GELU.
+enum class Activation { silu, gelu_tanh };
+
 class PackedMatrix {
  public:
   PackedMatrix() = default;
@@ -27,9 +30,10 @@ class PackedMatrix {
   /// c10::Error if the weight does not fit.
   explicit PackedMatrix(const at::Tensor& weight, const at::Tensor& bias = {});
 
-  /// x -> silu(x gate^T) * (x up^T), both [out, in]. Narrow types are rounded where a chain of four
-  /// operators would store a tensor.
-  static PackedMatrix swiglu(const at::Tensor& gate, const at::Tensor& up);
+  /// x -> activation(x gate^T) * (x up^T), both [out, in]. Narrow types are rounded where a chain
+  /// of four operators would store a tensor.
+  static PackedMatrix gated(const at::Tensor& gate, const at::Tensor& up,
+                            Activation activation = Activation::silu);
 
   bool defined() const { return panels_.defined(); }
 
@@ -43,7 +47,8 @@ class PackedMatrix {
   at::Tensor bias_;    // [out]
   at::ScalarType dtype_ = at::kFloat;
   int64_t in_ = 0, out_ = 0;
-  bool swiglu_ = false;
+  bool gated_ = false;
+  Activation activation_ = Activation::silu;
 };
 
 /// A matrix, and the number of rows that it multiplies.

@@ -36,6 +36,8 @@ struct LinearKernels {
   // The first half of the panel has columns of gate, the second half columns of up. out =
   // silu(gate) * up, for up to kPanelColumns / 2 columns, rounded like the single operators.
   void (*swiglu)(const PanelProduct& product);
+  // The same with gelu(gate), in its tanh approximation.
+  void (*geglu)(const PanelProduct& product);
 };
 
 // The variants for this type that this machine can run, best first. There may be none.

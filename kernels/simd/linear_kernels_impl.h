@@ -130,12 +130,12 @@ void product(const PanelProduct& p) {
   });
 }
 
-template <class Type, class Sums>
-void swiglu(const PanelProduct& p) {
+template <class Type, class Sums, Vec (*kTimes)(Vec, Vec)>
+void gated(const PanelProduct& p) {
   Sums::for_rows(p, [&](const float* sums, char* out) {
     const Vec gate = rounded<Type>(load(sums));
     const Vec up = rounded<Type>(load(sums + kLanes));
-    store_some<Type>(out, silu_times<Type>(gate, up), p.columns * Type::kUnitBytes);
+    store_some<Type>(out, kTimes(gate, up), p.columns * Type::kUnitBytes);
   });
 }
 
@@ -148,7 +148,8 @@ using Multiplied = Float32;
 
 template <class Type = Multiplied, class Sums = VectorSums<Type>>
 constexpr LinearKernels make_linear_kernels(const char* name) {
-  return {name, product<Type, Sums>, swiglu<Type, Sums>};
+  return {name, product<Type, Sums>, gated<Type, Sums, silu_times<Type>>,
+          gated<Type, Sums, gelu_times<Type>>};
 }
 
 }  // namespace

@@ -88,5 +88,12 @@ inline Vec silu_times(Vec gate, Vec up) {
   return rounded<Type>(gate / (exp_vec(-gate) + 1.0f)) * up;
 }
 
+// gelu(gate) * up, with the tanh approximation x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
+template <class Type>
+inline Vec gelu_times(Vec gate, Vec up) {
+  const Vec turn = (gate * gate * 0.044715f + 1.0f) * gate * -1.5957691216057308f;
+  return rounded<Type>(gate / (exp_vec(turn) + 1.0f)) * up;
+}
+
 }  // namespace
 }  // namespace blockscope

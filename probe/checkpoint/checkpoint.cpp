@@ -101,7 +101,10 @@ bool is_harmless_extra(const std::string& name, const ModelConfig& config) {
   // trainer needs of the target.
   const bool of_draft =
       config.draft && (name == "d2t" || name == "t2d" || name.starts_with("verifier_"));
-  return rotary || of_draft ||
+  const bool ignored =
+      std::ranges::any_of(family_of(config).ignored_tensors,
+                          [&](const std::string& prefix) { return name.starts_with(prefix); });
+  return rotary || of_draft || ignored ||
          (config.tie_word_embeddings && name == family_of(config).weights.lm_head);
 }
 
@@ -137,6 +140,7 @@ void append_list(std::string& text, const std::string& title,
 
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
   const WeightNames& names = family_of(config).weights;
+  if (const auto own = family_of(config).tensors) return own(names, config);
   const std::int64_t hidden = config.hidden_size;
   const std::int64_t query = config.num_heads * config.head_dim;
   const std::int64_t key = config.num_kv_heads * config.head_dim;

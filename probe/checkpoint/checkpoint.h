@@ -13,13 +13,9 @@
 #include "probe/checkpoint/adapter.h"
 #include "probe/checkpoint/model_config.h"
 #include "probe/checkpoint/safetensors.h"
+#include "probe/checkpoint/weight_names.h"
 
 namespace blockscope {
-
-struct ExpectedTensor {
-  std::string name;
-  std::vector<std::int64_t> shape;
-};
 
 /// Names as in weight_names.h; projections are [out, in], row-major. For the Qwen and SDAR
 /// families:

@@ -20,6 +20,7 @@ Family dream_family();
 Family llada2_moe_family();
 Family llada2_moe_veomni_family();
 Family fast_dllm_v2_family();
+Family diffusion_gemma_family();
 Family dflash_family();
 
 namespace {
@@ -72,6 +73,8 @@ std::string attention_text(const Family& family) {
       return "causal; block-causal with --mask-token-id and --block-length";
     case FamilyAttention::bidirectional:
       return "bidirectional: every position sees all others; blocks count from the prompt's end";
+    case FamilyAttention::canvas:
+      return "a causal prompt, and canvases after it whose positions see the prompt and each other";
     case FamilyAttention::block_causal:
       break;
   }
@@ -90,10 +93,10 @@ std::string quoted(const std::vector<std::string>& names) {
 
 const std::vector<Family>& family_table() {
   static const std::vector<Family> table{
-      sdar_family(),         sdar_moe_family(),   qwen2_family(),
-      qwen3_family(),        qwen3_moe_family(),  llada_family(),
-      dream_family(),        llada2_moe_family(), llada2_moe_veomni_family(),
-      fast_dllm_v2_family(), dflash_family()};
+      sdar_family(),         sdar_moe_family(),        qwen2_family(),
+      qwen3_family(),        qwen3_moe_family(),       llada_family(),
+      dream_family(),        llada2_moe_family(),      llada2_moe_veomni_family(),
+      fast_dllm_v2_family(), diffusion_gemma_family(), dflash_family()};
   return table;
 }
 
@@ -184,9 +187,13 @@ std::vector<std::pair<std::string, std::string>> family_facts(const Family& fami
   add("attention", attention_text(family));
   add("logits", family.logit_shift > 0 ? "of position p predict position p + 1" : "");
   if (!family.draft && family.attention != FamilyAttention::causal) {
+    const bool canvas = family.attention == FamilyAttention::canvas;
     add("block length",
-        quoted(family.block_length_keys) + default_text(family.default_block_length));
-    add("mask token id", quoted(family.mask_keys) + default_text(family.default_mask_token_id));
+        canvas ? "\"canvas_length\""
+               : quoted(family.block_length_keys) + default_text(family.default_block_length));
+    add("mask token id",
+        canvas ? "none: undecided positions hold random tokens"
+               : quoted(family.mask_keys) + default_text(family.default_mask_token_id));
     add("mask token", family.mask_token);
   }
   if (family.sub_block_length > 0) {

@@ -21,8 +21,9 @@
 namespace blockscope {
 
 /// causal: token by token, unless the command line gives mask and block length. bidirectional:
-/// every position sees all others, and blocks are counted from the prompt's end.
-enum class FamilyAttention { block_causal, causal, bidirectional };
+/// every position sees all others, and blocks are counted from the prompt's end. canvas: blocks of
+/// random tokens after a causal prompt, also counted from its end.
+enum class FamilyAttention { block_causal, causal, bidirectional, canvas };
 
 /// A config.json as its family reads it.
 struct ConfigFile {
@@ -62,6 +63,8 @@ struct FamilyTraining {
 /// `configuration_qwen3_moe.py`). All throw CheckpointError naming the key.
 void read_qwen_shape(const ConfigFile& file, ModelConfig& config);   // sizes, heads, norm
 void read_qwen_layers(const ConfigFile& file, ModelConfig& config);  // tying, experts, biases
+/// One RoPE for all layers (rope_config.h). `source`: where it was found.
+void read_common_rope(const ConfigFile& file, ModelConfig& config, std::string& source);
 
 struct Family {
   std::string name;                        // `model_type` in config.json
@@ -80,6 +83,7 @@ struct Family {
   bool qkv_bias = false;                // biases on q, k and v, never on o
   bool experts = false;                 // layers may have experts (moe_config.h)
   bool partial_rotary = false;          // only partial_rotary_factor of a head's channels rotate
+  bool layer_kinds = false;             // read_rope reads layer_types; else all must be full
   bool rotates_in_float32 = false;      // q and k are rotated before they are rounded
   bool norm_weight_first = false;       // norms are rounded only after multiplying by the weight
   std::int64_t default_head_dim = 128;  // if the key is absent; 0: hidden_size / heads
@@ -91,6 +95,9 @@ struct Family {
   std::optional<std::int64_t> default_block_length{};
 
   WeightNames weights{};
+  std::vector<std::string> ignored_tensors{};  // prefixes of what a checkpoint may hold unused
+  /// All tensors of the checkpoint; null: those of Qwen3's layers, under the names in `weights`.
+  std::vector<ExpectedTensor> (*tensors)(const WeightNames&, const ModelConfig&) = nullptr;
   std::map<std::string, std::string> keys{};  // transformers key -> own key, where they differ
   std::vector<NeutralKey> neutral_keys{};  // in addition to those of all families (config_keys.h)
 
@@ -99,6 +106,7 @@ struct Family {
   JsonObject (*shape_keys)(const JsonObject& whole) = [](const JsonObject& whole) { return whole; };
   void (*read_shape)(const ConfigFile&, ModelConfig&) = read_qwen_shape;
   void (*read_layers)(const ConfigFile&, ModelConfig&) = read_qwen_layers;
+  void (*read_rope)(const ConfigFile&, ModelConfig&, std::string& source) = read_common_rope;
   /// Called after everything else was read.
   void (*finish)(const ConfigFile&, ModelConfig&) = [](const ConfigFile&, ModelConfig&) {};
   /// Adds to `resolved` what only this family has.

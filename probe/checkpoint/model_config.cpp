@@ -146,7 +146,7 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   refuse_unsupported(file.keys, family, config.num_layers);
   family.read_layers(file, config);
   std::string rope_source;
-  config.rope = parse_rope_config(file.keys, config, family.partial_rotary, rope_source);
+  family.read_rope(file, config, rope_source);
   std::string dtype_source;
   config.dtype = parse_dtype(file.keys, dtype_source);
   const std::string stop_source = resolve_special_ids(texts, file.keys, config);

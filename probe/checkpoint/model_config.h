@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "probe/checkpoint/draft_config.h"
+#include "probe/checkpoint/gemma_config.h"
 #include "probe/checkpoint/moe_config.h"
 
 namespace blockscope {
@@ -38,7 +39,8 @@ struct ModelOverrides {
 };
 
 /// The supported RoPE variants of transformers' `modeling_rope_utils`; all others are refused.
-enum class RopeType { kDefault, kLinear, kDynamic, kYarn, kLlama3 };
+/// kProportional: the first partial_rotary_factor of the pairs of a whole head rotate (Gemma 4).
+enum class RopeType { kDefault, kLinear, kDynamic, kYarn, kLlama3, kProportional };
 
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
@@ -54,6 +56,17 @@ struct RopeConfig {
   bool truncate = true;                               // yarn: round the correction range
   double low_freq_factor = 1.0;                       // llama3
   double high_freq_factor = 4.0;                      // llama3
+
+  bool operator==(const RopeConfig&) const = default;
+};
+
+/// The attention of one layer, where layers differ.
+struct LayerShape {
+  std::int64_t num_kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t window = 0;       // newest keys that a position sees, its own included; 0: all
+  bool values_are_keys = false;  // the layer has no v projection: the k projection makes both
+  RopeConfig rope{};
 };
 
 /// One line of the printed and recorded table; `value` is JSON text.
@@ -70,9 +83,11 @@ struct ModelConfig {
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;
-  std::int64_t num_heads = 0;     // H, query heads
-  std::int64_t num_kv_heads = 0;  // K; query head h uses KV head h / (H / K)
-  std::int64_t head_dim = 0;      // D, even; may differ from hidden_size / num_heads
+  std::int64_t num_heads = 0;  // H, query heads
+  std::int64_t num_kv_heads =
+      0;                      // K, the largest of a layer; query head h uses KV head h / (H / K)
+  std::int64_t head_dim = 0;  // D, even, the largest; may differ from hidden_size / num_heads
+  std::vector<LayerShape> layer_shapes;  // [num_layers]; empty: all layers are alike
   std::int64_t vocab_size = 0;
   std::int64_t max_position_embeddings = 0;
   double rms_norm_eps = 0.0;
@@ -87,6 +102,7 @@ struct ModelConfig {
   std::int64_t logit_shift = 0;          // 1: the logits of position p predict position p + 1
   std::optional<MoeConfig> moe;          // layers with experts; unset: no layer has any
   std::optional<DraftConfig> draft;      // a DFlash draft, which runs only with its target
+  std::optional<GemmaConfig> gemma;      // DiffusionGemma's layers, and its canvas of random tokens
   std::string dtype;  // "float32" | "float16" | "bfloat16" of the config; may be ""
   std::vector<std::int64_t> stop_token_ids;  // of generation_config.json, else of config.json
   std::optional<std::int64_t> bos_token_id;
@@ -96,6 +112,12 @@ struct ModelConfig {
 
   std::vector<ResolvedEntry> resolved;  // every value above, in this order
   std::vector<std::string> warnings;    // e.g. an EOS id outside the vocabulary
+
+  /// The attention of a layer, whether or not layers differ.
+  LayerShape layer(std::int64_t index) const {
+    if (layer_shapes.empty()) return {num_kv_heads, head_dim, 0, false, rope};
+    return layer_shapes[static_cast<std::size_t>(index)];
+  }
 };
 
 /// The texts for `parse_model_config`; only config.json is required. `folder` is for messages.

@@ -1,4 +1,4 @@
-// Mixture-of-experts layers. qwen_family.cpp and llada2_family.cpp read the keys of config.json.
+// Mixture-of-experts layers. Each family with experts reads its keys of config.json.
 #pragma once
 
 #include <cstdint>

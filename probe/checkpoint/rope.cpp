@@ -86,10 +86,19 @@ Frequencies llama3_frequencies(const RopeConfig& rope, std::int64_t head_dim) {
 
 }  // namespace
 
-RopeFrequencies rope_inverse_frequencies(const ModelConfig& config, std::int64_t seq_len) {
-  const RopeConfig& rope = config.rope;
-  const std::int64_t dim = rope.rotary_dim > 0 ? rope.rotary_dim : config.head_dim;
+RopeFrequencies rope_inverse_frequencies(const RopeConfig& rope, std::int64_t head_dim,
+                                         std::int64_t seq_len) {
+  const std::int64_t dim =
+      rope.rotary_dim > 0 && rope.type != RopeType::kProportional ? rope.rotary_dim : head_dim;
   switch (rope.type) {
+    case RopeType::kProportional: {
+      RopeFrequencies result{plain_frequencies(rope.theta, head_dim), 1.0};
+      const auto turning = static_cast<std::size_t>(rope.rotary_dim / 2);
+      for (std::size_t i = 0; i < result.inv_freq.size(); ++i) {
+        result.inv_freq[i] = i < turning ? result.inv_freq[i] / rope.factor : 0.0;
+      }
+      return result;
+    }
     case RopeType::kLinear: {
       RopeFrequencies result{plain_frequencies(rope.theta, dim), 1.0};
       for (double& frequency : result.inv_freq) frequency /= rope.factor;

@@ -19,7 +19,8 @@ struct RopeFrequencies {
 
 /// `seq_len` is the longest sequence (prompt + generated tokens) that uses the frequencies. Only
 /// `dynamic` depends on it, and only beyond the original length.
-RopeFrequencies rope_inverse_frequencies(const ModelConfig& config, std::int64_t seq_len);
+RopeFrequencies rope_inverse_frequencies(const RopeConfig& rope, std::int64_t head_dim,
+                                         std::int64_t seq_len);
 
 /// The largest number of positions of a sequence: max_position_embeddings, times the factor of
 /// `dynamic` scaling. For the other types max_position_embeddings is already the stretched length.

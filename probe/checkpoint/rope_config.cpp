@@ -7,6 +7,7 @@
 #include <array>
 
 #include "probe/checkpoint/config_limits.h"
+#include "probe/checkpoint/family_table.h"
 
 #include "decode_record/base/error.h"
 
@@ -19,6 +20,7 @@ constexpr double kMaxTheta = 1e15;
 constexpr double kMaxFactor = 1e6;
 constexpr double kSmallest = 1e-6;
 
+// The proportional type is read by its family alone (diffusion_gemma_family.cpp).
 constexpr std::array<std::pair<std::string_view, RopeType>, 5> kTypes = {
     {{"default", RopeType::kDefault},
      {"linear", RopeType::kLinear},
@@ -167,7 +169,11 @@ std::string_view rope_type_name(RopeType type) {
   for (const auto& [text, known] : kTypes) {
     if (known == type) return text;
   }
-  return "default";
+  return type == RopeType::kProportional ? "proportional" : "default";
+}
+
+void read_common_rope(const ConfigFile& file, ModelConfig& config, std::string& source) {
+  config.rope = parse_rope_config(file.keys, config, file.family.partial_rotary, source);
 }
 
 RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config, bool partial,

@@ -4,8 +4,14 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace blockscope {
+
+struct ExpectedTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+};
 
 struct WeightNames {
   std::string embed = "model.embed_tokens.weight";  // whole names

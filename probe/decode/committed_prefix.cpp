@@ -4,17 +4,29 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "decode_record/base/error.h"
 
 namespace blockscope {
+namespace {
+
+/// The keys of a prefix of `length` positions that a layer holds: [1, K, held, D].
+std::vector<int64_t> key_shape(const ModelConfig& config, int64_t layer, int64_t length) {
+  const LayerShape shape = config.layer(layer);
+  const int64_t held = shape.window == 0 ? length : std::min(length, shape.window - 1);
+  return {1, shape.num_kv_heads, held, shape.head_dim};
+}
+
+}  // namespace
 
 CommittedPrefix random_prefix(const ModelConfig& config, int64_t length, at::ScalarType dtype,
                               uint64_t seed) {
   const at::Generator generator = at::detail::createCPUGenerator(seed);
   CommittedPrefix prefix;
   prefix.length = length;
-  const std::vector<int64_t> shape{1, config.num_kv_heads, length, config.head_dim};
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const std::vector<int64_t> shape = key_shape(config, layer, length);
     prefix.key.push_back(at::empty(shape, dtype).normal_(0.0, 1.0, generator));
     prefix.value.push_back(at::empty(shape, dtype).normal_(0.0, 1.0, generator));
   }
@@ -22,10 +34,10 @@ CommittedPrefix random_prefix(const ModelConfig& config, int64_t length, at::Sca
 }
 
 void check_prefix(const CommittedPrefix& prefix, const ModelConfig& config, int64_t length) {
-  const std::vector<int64_t> shape{1, config.num_kv_heads, length, config.head_dim};
   bool fits = prefix.length == length && std::ssize(prefix.key) == config.num_layers &&
               std::ssize(prefix.value) == config.num_layers;
   for (size_t layer = 0; fits && layer < prefix.key.size(); ++layer) {
+    const std::vector<int64_t> shape = key_shape(config, static_cast<int64_t>(layer), length);
     fits = prefix.key[layer].sizes() == shape && prefix.value[layer].sizes() == shape;
   }
   if (fits) return;

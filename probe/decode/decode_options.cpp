@@ -57,8 +57,13 @@ int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const Decod
 
 KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
                          const DecodeOptions& options) {
-  return {config.num_layers, static_cast<int64_t>(requests.size()), config.num_kv_heads,
-          longest_sequence(requests, options), config.head_dim};
+  KvCacheShape shape{config.num_layers, static_cast<int64_t>(requests.size()), config.num_kv_heads,
+                     longest_sequence(requests, options), config.head_dim};
+  for (const LayerShape& layer : config.layer_shapes) {
+    shape.layers.push_back({layer.num_kv_heads, layer.head_dim, layer.window});
+  }
+  shape.most_stored = std::max(options.prefill_chunk, options.block_length());
+  return shape;
 }
 
 namespace {

@@ -143,7 +143,8 @@ at::Tensor DecodeSeams::block_attention(const AttentionInput& input) {
 /// the prefix before their block.
 at::Tensor DecodeSeams::fused_commits(const AttentionInput& input) {
   const std::vector<FusedCommit>& commits = context_->commits;
-  const ExternalKeys external{cache_.key(input.layer), cache_.value(input.layer), cache_.lengths()};
+  const ExternalKeys external{cache_.key(input.layer), cache_.value(input.layer),
+                              cache_.lengths(input.layer)};
   std::vector<at::Tensor> parts;
   // Neighbouring slots share one call, as other slots would need a copy of their prefixes.
   for (size_t first = 0; first < commits.size();) {
@@ -174,7 +175,8 @@ at::Tensor DecodeSeams::fused_commits(const AttentionInput& input) {
 at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
   AttentionInput input = block_cache_ ? with_block_keys(pass_input) : pass_input;
   const ExternalKeys external{cache_.key(input.layer, stored_), cache_.value(input.layer, stored_),
-                              cache_.lengths(stored_)};
+                              cache_.lengths(input.layer, stored_),
+                              cache_.first_positions(input.layer)};
   input.keep_weights = rows_.count == options_.block_length() && wants_weights(input, external);
   input.spread = wanted_spread(input.layer, row_index_);
   const AttentionParts used = policy_.attend(input, external);

@@ -117,7 +117,7 @@ class BlockLoop final : public SlotLoop<SequenceState> {
       const size_t index = static_cast<size_t>(layer);
       cache_.store(layer, slot, prefix.key[index], prefix.value[index]);
     }
-    cache_.commit(slot, length);
+    cache_.restore(slot, length);
   }
 
   /// One forward pass over every active sequence's block: denoising for some, commit for others.

@@ -12,7 +12,7 @@ namespace blockscope {
 namespace {
 
 ExternalKeys external_of(const KvCache& cache, int64_t layer) {
-  return {cache.key(layer), cache.value(layer), cache.lengths()};
+  return {cache.key(layer), cache.value(layer), cache.lengths(layer), cache.first_positions(layer)};
 }
 
 /// The parts of a causal pass: the keys before it (external), and its own keys up to each row

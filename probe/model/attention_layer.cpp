@@ -64,6 +64,10 @@ HeadsToRotate AttentionLayer::key_heads(const at::Tensor& flat) const {
 
 /// Queries, keys and values of the rows, [S, T, heads * D], in as few products as possible.
 std::vector<at::Tensor> AttentionLayer::products(const at::Tensor& x) const {
+  if (values_are_keys) {
+    const at::Tensor key = k_proj(x);
+    return {q_proj(x), key, key};
+  }
   if (qkv_proj.defined()) {
     const int64_t keys = num_kv_heads * head_dim;
     return qkv_proj(x).split_with_sizes({num_heads * head_dim, keys, keys}, -1);
@@ -78,7 +82,13 @@ AttentionLayer::Projections AttentionLayer::project(const at::Tensor& x,
                                                     const RotaryRows& rotary) const {
   const std::vector<at::Tensor> made = products(x);
   const std::vector<at::Tensor> heads = turned({query_heads(made[0]), key_heads(made[1])}, rotary);
-  return {heads[0], heads[1], heads_of(made[2], num_kv_heads, head_dim)};
+  return {heads[0], heads[1], value_heads(made[2])};
+}
+
+at::Tensor AttentionLayer::value_heads(const at::Tensor& flat) const {
+  if (!v_norm.defined()) return heads_of(flat, num_kv_heads, head_dim);
+  return heads_of(v_norm(flat.unflatten(-1, {num_kv_heads, head_dim})).flatten(-2), num_kv_heads,
+                  head_dim);
 }
 
 at::Tensor AttentionLayer::query(const at::Tensor& x, const RotaryRows& rotary) const {
@@ -90,7 +100,7 @@ at::Tensor AttentionLayer::key(const at::Tensor& x, const RotaryRows& rotary) co
 }
 
 at::Tensor AttentionLayer::value(const at::Tensor& x) const {
-  return heads_of(v_proj(x), num_kv_heads, head_dim);
+  return value_heads(values_are_keys ? k_proj(x) : v_proj(x));
 }
 
 at::Tensor AttentionLayer::output(const at::Tensor& z) const {
@@ -99,10 +109,14 @@ at::Tensor AttentionLayer::output(const at::Tensor& z) const {
 }
 
 void AttentionLayer::pack() {
-  qkv_proj = joined({&q_proj, &k_proj, &v_proj});
-  for (Linear* linear : {&q_proj, &k_proj, &v_proj, &o_proj}) linear->pack();
+  if (!values_are_keys) qkv_proj = joined({&q_proj, &k_proj, &v_proj});
+  for (Linear* linear : {&q_proj, &k_proj, &v_proj, &o_proj}) {
+    if (linear->defined()) linear->pack();
+  }
 }
 
-double AttentionLayer::scale() const { return 1.0 / std::sqrt(static_cast<double>(head_dim)); }
+double AttentionLayer::scale() const {
+  return softmax_scale > 0.0 ? softmax_scale : 1.0 / std::sqrt(static_cast<double>(head_dim));
+}
 
 }  // namespace blockscope

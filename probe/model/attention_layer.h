@@ -40,8 +40,10 @@ struct AttentionLayer {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   Linear q_proj, k_proj, v_proj, o_proj;
   Linear qkv_proj;                 // q, k and v as one layer (pack()); may be undefined
-  RmsNorm q_norm, k_norm;          // over D; may be undefined
+  RmsNorm q_norm, k_norm, v_norm;  // over D; may be undefined
   bool rotate_in_float32 = false;  // LLaDA: q and k are rotated before they are rounded
+  bool values_are_keys = false;    // no v_proj: values come from k_proj, before norm and RoPE
+  double softmax_scale = 0.0;      // 0: 1 / sqrt(D)
 
   struct Projections {
     at::Tensor q, k, v;
@@ -53,11 +55,12 @@ struct AttentionLayer {
   at::Tensor value(const at::Tensor& x) const;                            // [S, K, T, D]
   /// z [S, H, T, D], the attention's output -> [S, T, hidden_size].
   at::Tensor output(const at::Tensor& z) const;
-  double scale() const;  // scale of the softmax: 1 / sqrt(D)
+  double scale() const;  // scale of the softmax
   void pack();           // packs its linear layers; on a device q, k and v become one
 
  private:
   std::vector<at::Tensor> products(const at::Tensor& x) const;
+  at::Tensor value_heads(const at::Tensor& flat) const;
   HeadsToRotate query_heads(const at::Tensor& flat) const;
   HeadsToRotate key_heads(const at::Tensor& flat) const;
   std::vector<at::Tensor> turned(const std::vector<HeadsToRotate>& heads,

@@ -57,16 +57,21 @@ class BlockDiffusionModel {
   /// tokens int64 [S, T] -> [S, T, hidden_size]. Like forward() and logits(), not available for a
   /// draft that borrows its target's vocabulary.
   at::Tensor embed(const at::Tensor& tokens) const;
+  /// DiffusionGemma's embedding of a canvas: tokens int64 [S, T], and what the step before
+  /// predicted for its positions, logits [S, T, vocab_size] over that step's temperature; undefined
+  /// at the first step (transformers, `DiffusionGemmaSelfConditioning`).
+  at::Tensor embed_canvas(const at::Tensor& tokens, const at::Tensor& before) const;
   /// forward() for rows that are embedded already.
   at::Tensor forward_embedded(at::Tensor hidden, const at::Tensor& positions,
                               ForwardSeams& seams) const;
-  /// The rotations of queries and keys at these positions: [S, T] -> [S, 1, T, R].
-  RotaryRows rotary_rows(const at::Tensor& positions) const;
+  /// The rotations of queries and keys of a layer at these positions: [S, T] -> [S, 1, T, R].
+  RotaryRows rotary_rows(const at::Tensor& positions, int64_t layer = 0) const;
 
   /// hidden [..., hidden_size], the sum after any layer -> what logits() takes. forward() does this
   /// after the last layer.
   at::Tensor final_norm(const at::Tensor& hidden) const { return norm_(hidden); }
-  /// hidden [..., hidden_size] -> logits [..., vocab_size] in the weights' dtype.
+  /// hidden [..., hidden_size] -> logits [..., vocab_size] in the weights' dtype; in float32 if the
+  /// model has a soft cap.
   at::Tensor logits(const at::Tensor& hidden) const;
   /// Whether a row's logits do not depend, bit for bit, on the other rows of the call.
   bool logits_stand_alone() const { return lm_head_.matrix().defined(); }
@@ -99,11 +104,30 @@ class BlockDiffusionModel {
     RmsNorm input_norm, post_norm;  // over hidden_size
     AttentionLayer attention;
     FeedForward feed_forward;
+    RmsNorm attention_norm{};              // of the attention's output; may be undefined
+    at::Tensor scalar{}, canvas_scalar{};  // [1] factors of the layer's output; may be undefined
+    size_t rope = 0;                       // in ropes_
+  };
+  struct Rope {
+    RopeConfig config;
+    int64_t head_dim = 0;
+    at::Tensor inverse_frequencies{};  // [rotary channels / 2] float32
+    double attention_factor = 1.0;     // multiplies cos and sin (yarn)
+  };
+  struct SelfConditioning {
+    RmsNorm input_norm, output_norm;
+    GatedMlp mlp;
   };
 
   at::Tensor weight(const std::string& name) const;
   RmsNorm norm_of(const std::string& name) const;
-  AttentionLayer attention_of(const std::string& prefix) const;
+  RmsNorm plain_norm(int64_t width) const;  // without a weight
+  AttentionLayer attention_of(int64_t index) const;
+  GatedMlp mlp_of(const std::string& name) const;
+  FeedForward feed_forward_of(int64_t index) const;
+  void add_gemma_parts(int64_t index, Layer& layer) const;
+  RotaryRows rotation(const Rope& rope, const at::Tensor& positions) const;
+  at::Tensor embed_scale() const;
 
   ModelConfig config_;
   WeightMap weights_;
@@ -112,8 +136,8 @@ class BlockDiffusionModel {
   at::Tensor embed_;                    // [vocab_size, hidden_size]
   RmsNorm norm_;                        // over hidden_size
   Linear lm_head_;                      // [vocab_size, hidden_size], the embedding when tied
-  at::Tensor inverse_frequencies_;      // [rotary channels / 2] float32
-  double rope_attention_factor_ = 1.0;  // multiplies cos and sin (yarn)
+  SelfConditioning self_conditioning_;  // of DiffusionGemma only
+  std::vector<Rope> ropes_;             // those that differ
 };
 
 }  // namespace blockscope

@@ -103,8 +103,9 @@ ByExpert by_expert(const at::Tensor& chosen, size_t num_experts) {
 
 }  // namespace
 
-at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
+at::Tensor GatedMlp::operator()(const at::Tensor& x) const {
   if (gate_up.defined()) return down(gate_up(x));
+  if (activation == Activation::gelu_tanh) return down(at::gelu(gate(x), "tanh") * up(x));
   if (gate_and_up.defined()) {
     const std::vector<at::Tensor> halves = gate_and_up(x).chunk(2, -1);
     return down(silu_multiply(halves[0], halves[1]));
@@ -114,10 +115,10 @@ at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
   return down(multiply(gated, up(x)));
 }
 
-void SwiGlu::pack() {
+void GatedMlp::pack() {
   gate_and_up = joined({&gate, &up});
   if (gate.weight().defined() && PackedMatrix::fits(gate.weight())) {
-    gate_up = PackedMatrix::swiglu(gate.weight(), up.weight());
+    gate_up = PackedMatrix::gated(gate.weight(), up.weight(), activation);
     gate = up = Linear();
   }
   for (Linear* linear : {&gate, &up, &down}) linear->pack();
@@ -141,13 +142,14 @@ ExpertMixture::Routed ExpertMixture::route(const at::Tensor& rows) const {
     choice.weight = choice.weight / (config.sigmoid ? sum + 1e-20 : sum);
   }
   if (config.scaling != 1.0) choice.weight = choice.weight * config.scaling;
+  if (factor.defined()) choice.weight = choice.weight * factor.index({choice.expert});
   return routed;
 }
 
 /// input [R * per_token, hidden], sorted by expert, `rows` [E] rows of each -> the same shape.
 at::Tensor ExpertMixture::expert_outputs(const at::Tensor& input,
                                          const std::vector<int64_t>& rows) const {
-  const SwiGlu& any = experts.front();
+  const GatedMlp& any = experts.front();
   if (any.gate_up.defined() && any.down.matrix().defined()) {
     std::vector<MatrixRows> first;
     std::vector<MatrixRows> second;
@@ -167,9 +169,10 @@ at::Tensor ExpertMixture::expert_outputs(const at::Tensor& input,
   return at::cat(made);
 }
 
-at::Tensor ExpertMixture::operator()(const at::Tensor& x, const RouterListener& heard) const {
+at::Tensor ExpertMixture::routed_by(const at::Tensor& x, const at::Tensor& scored,
+                                    const RouterListener& heard) const {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
-  const auto [choice, expert] = route(rows);
+  const auto [choice, expert] = route(scored.reshape({-1, x.size(-1)}));
   if (heard) {
     const std::vector<int64_t> shape{x.size(0), x.size(1), config.experts_per_token};
     heard({choice.expert.view(shape), choice.weight.view(shape)});
@@ -186,14 +189,27 @@ at::Tensor ExpertMixture::operator()(const at::Tensor& x, const RouterListener& 
 }
 
 void ExpertMixture::pack() {
-  for (SwiGlu& expert : experts) expert.pack();
+  for (GatedMlp& expert : experts) expert.pack();
   if (shared) shared->pack();
 }
 
-at::Tensor apply(const FeedForward& feed_forward, const at::Tensor& x,
+at::Tensor MlpAndExperts::operator()(const at::Tensor& x, const at::Tensor& residual,
+                                     const RouterListener& heard) const {
+  const at::Tensor dense = mlp_norm(mlp(x));
+  const at::Tensor mixed = experts.routed_by(expert_input(residual), router_input(residual), heard);
+  return out_norm(dense + expert_norm(mixed));
+}
+
+void MlpAndExperts::pack() {
+  mlp.pack();
+  experts.pack();
+}
+
+at::Tensor apply(const FeedForward& feed_forward, const at::Tensor& x, const at::Tensor& residual,
                  const RouterListener& heard) {
-  const auto* mixture = std::get_if<ExpertMixture>(&feed_forward);
-  return mixture != nullptr ? (*mixture)(x, heard) : std::get<SwiGlu>(feed_forward)(x);
+  if (const auto* mlp = std::get_if<GatedMlp>(&feed_forward)) return (*mlp)(x);
+  if (const auto* mixture = std::get_if<ExpertMixture>(&feed_forward)) return (*mixture)(x, heard);
+  return std::get<MlpAndExperts>(feed_forward)(x, residual, heard);
 }
 
 }  // namespace blockscope

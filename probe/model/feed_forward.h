@@ -9,14 +9,16 @@
 #include <vector>
 
 #include "probe/checkpoint/moe_config.h"
+#include "probe/model/attention_layer.h"
 #include "probe/model/linear.h"
 #include "probe/model/router_choice.h"
 
 namespace blockscope {
 
-/// silu(x gate^T) * (x up^T), times down^T.
-struct SwiGlu {
+/// activation(x gate^T) * (x up^T), times down^T.
+struct GatedMlp {
   Linear gate, up, down;
+  Activation activation = Activation::silu;
   PackedMatrix gate_up = {};  // packed for our kernels, instead of gate and up
   Linear gate_and_up = {};    // on a device, gate and up as one layer; may be undefined
 
@@ -31,16 +33,24 @@ struct SwiGlu {
 ///   sum of their two best values of score + bias. Experts are chosen by score + bias from the best
 ///   groups. Their weights are the scores without bias, scaled to sum to 1 (+ 1e-20), times
 ///   `scaling`. The shared expert's output is added unscaled.
+///   DiffusionGemma (transformers, `DiffusionGemmaTextRouter`): as Qwen3-MoE, normalised, then
+///   times a factor for each expert.
 /// Only chosen experts are computed, each once for all rows that chose it. Outputs are summed by
 /// weight in x's dtype (LLaDA2: float32). Among equal scores the lower index wins.
 struct ExpertMixture {
   MoeConfig config;
-  Linear router;    // [E, hidden]; float32 for sigmoid scores
-  at::Tensor bias;  // [E] float32, for sigmoid scores only
-  std::vector<SwiGlu> experts;
-  std::optional<SwiGlu> shared;
+  Linear router;      // [E, hidden]; float32 for sigmoid scores
+  at::Tensor bias;    // [E] float32, for sigmoid scores only
+  at::Tensor factor;  // [E] of the chosen weights; undefined: 1
+  std::vector<GatedMlp> experts;
+  std::optional<GatedMlp> shared;
 
-  at::Tensor operator()(const at::Tensor& x, const RouterListener& heard) const;
+  at::Tensor operator()(const at::Tensor& x, const RouterListener& heard) const {
+    return routed_by(x, x, heard);
+  }
+  /// The experts' output for x [S, T, hidden], where the router reads `scored`, of the same shape.
+  at::Tensor routed_by(const at::Tensor& x, const at::Tensor& scored,
+                       const RouterListener& heard) const;
   struct Routed {
     RouterChoice choice;  // [R, per_token], on the rows' device
     at::Tensor expert;    // the chosen experts on the host, which groups rows by them
@@ -53,10 +63,27 @@ struct ExpertMixture {
   at::Tensor expert_outputs(const at::Tensor& input, const std::vector<int64_t>& rows) const;
 };
 
-/// The part of a layer after the attention.
-using FeedForward = std::variant<SwiGlu, ExpertMixture>;
+/// DiffusionGemma's MLP and experts of the same rows, with norms around each
+/// (transformers, `DiffusionGemmaDecoderTextLayer`):
+///   out_norm(mlp_norm(mlp(x)) + expert_norm(experts(expert_input(residual))))
+struct MlpAndExperts {
+  GatedMlp mlp;
+  ExpertMixture experts;
+  RmsNorm mlp_norm, expert_norm, out_norm;
+  RmsNorm expert_input;  // of the residual stream, for the experts
+  RmsNorm router_input;  // of the residual stream, for the router
 
-/// x [S, T, hidden] -> the same shape. If there is a router, `heard` gets its choice.
-at::Tensor apply(const FeedForward& feed_forward, const at::Tensor& x, const RouterListener& heard);
+  at::Tensor operator()(const at::Tensor& x, const at::Tensor& residual,
+                        const RouterListener& heard) const;
+  void pack();
+};
+
+/// The part of a layer after the attention.
+using FeedForward = std::variant<GatedMlp, ExpertMixture, MlpAndExperts>;
+
+/// x [S, T, hidden], the norm of the residual stream -> the same shape. If there is a router,
+/// `heard` gets its choice.
+at::Tensor apply(const FeedForward& feed_forward, const at::Tensor& x, const at::Tensor& residual,
+                 const RouterListener& heard);
 
 }  // namespace blockscope

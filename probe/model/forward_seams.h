@@ -31,6 +31,10 @@ class ForwardSeams {
  public:
   virtual ~ForwardSeams() = default;
 
+  /// Whether the rows are a canvas of random tokens, which DiffusionGemma runs as its decoder and
+  /// all other rows as its encoder.
+  virtual bool on_canvas() const { return false; }
+
   /// The rows whose final hidden states are read: int64 [R], ascending; none: all T rows. For the
   /// other rows, the last layer computes only keys and values.
   virtual std::optional<at::Tensor> needed_rows() const { return std::nullopt; }

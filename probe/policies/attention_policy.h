@@ -18,11 +18,16 @@
 
 namespace blockscope {
 
-/// The committed keys of a batch at one layer.
+/// The committed keys of a batch at one layer. Key n of sequence s is that of position
+/// first[s] + n.
 struct ExternalKeys {
-  at::Tensor key;     // [S, K, N, D], N = longest committed prefix
-  at::Tensor value;   // [S, K, N, D]
-  at::Tensor length;  // [S] int64, on the host: committed positions of each sequence
+  at::Tensor key;      // [S, K, N, D], N = longest committed prefix
+  at::Tensor value;    // [S, K, N, D]
+  at::Tensor length;   // [S] int64, on the host: keys of each sequence
+  at::Tensor first{};  // [S] int64, on the host, for a layer with a window; undefined: 0
+
+  /// Whether the layer sees only its newest keys. Policies that choose keys read them all there.
+  bool windowed() const { return first.defined(); }
 };
 
 /// What attention used and returned at one layer of one pass.

@@ -33,7 +33,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     auto config = blockscope::parse_model_config(texts);
     if (blockscope::resolved_json(config).empty()) std::abort();
-    for (const double frequency : blockscope::rope_inverse_frequencies(config, 4096).inv_freq) {
+    for (const double frequency :
+         blockscope::rope_inverse_frequencies(config.rope, config.head_dim, 4096).inv_freq) {
       if (std::isnan(frequency)) std::abort();
     }
     for (const auto& tensor : blockscope::expected_tensors(config)) {

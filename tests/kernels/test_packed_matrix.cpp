@@ -88,7 +88,7 @@ TEST_P(PackedMatrixOf, SwigluIsTheChainOfItsParts) {
   for (const int64_t out : {5, 16, 100}) {
     const at::Tensor gate = random({out, 96}) / 8;
     const at::Tensor up = random({out, 96}) / 8;
-    const PackedMatrix both = PackedMatrix::swiglu(gate, up);
+    const PackedMatrix both = PackedMatrix::gated(gate, up);
     for (const int64_t rows : {1, 12, 30}) {
       const at::Tensor x = random({rows, 96});
       const at::Tensor expected = silu_multiply(PackedMatrix(gate)(x), PackedMatrix(up)(x));
@@ -118,7 +118,7 @@ TEST_P(PackedMatrixOf, ManyMatricesAtOnceAreEachByItself) {
 TEST_P(PackedMatrixOf, SeveralOfOneInputAreEachByItself) {
   const PackedMatrix wide(random({300, 64}), random({300}));
   const PackedMatrix narrow(random({33, 64}));
-  const PackedMatrix gated = PackedMatrix::swiglu(random({50, 64}), random({50, 64}));
+  const PackedMatrix gated = PackedMatrix::gated(random({50, 64}), random({50, 64}));
   for (const int64_t rows : {0, 1, 40}) {
     const at::Tensor x = random({2, rows, 64});
     const auto got = packed_products(x, {&wide, &narrow, &gated});
@@ -148,7 +148,7 @@ TEST_P(PackedMatrixOf, RefusesWhatDoesNotFit) {
   EXPECT_THROW(matrix(random({3, 46})), c10::Error);
   EXPECT_THROW(matrix(at::zeros({3, 48}, at::kDouble)), c10::Error);
   EXPECT_THROW(PackedMatrix(random({40, 48}), random({41})), c10::Error);
-  EXPECT_THROW(PackedMatrix::swiglu(random({40, 48}), random({40, 46})), c10::Error);
+  EXPECT_THROW(PackedMatrix::gated(random({40, 48}), random({40, 46})), c10::Error);
   EXPECT_THROW(PackedMatrix(at::zeros({4, 4}, at::kDouble)), c10::Error);
   const PackedMatrix other(random({41, 48}));
   EXPECT_THROW(

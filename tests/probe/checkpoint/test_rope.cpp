@@ -20,7 +20,8 @@ TEST(Rope, FrequenciesEqualTransformersForEveryScalingType) {
     texts.config = item["config"].dump();
     SCOPED_TRACE(texts.config + "\nregenerate with tests/probe/checkpoint/make_fixtures.py");
     const ModelConfig config = parse_model_config(texts);
-    const auto result = rope_inverse_frequencies(config, item["seq_len"].get<std::int64_t>());
+    const auto result =
+        rope_inverse_frequencies(config.rope, config.head_dim, item["seq_len"].get<std::int64_t>());
     const auto expected = item["inv_freq"].get<std::vector<double>>();
     ASSERT_EQ(result.inv_freq.size(), expected.size());
     for (std::size_t i = 0; i < expected.size(); ++i) {

@@ -43,7 +43,7 @@ void expect_equal(const KvCache& cache, const Mirror& mirror) {
       const int64_t length = keys[slot].size(1);
       longest = std::max(longest, length);
       EXPECT_EQ(cache.length(static_cast<int64_t>(slot)), length);
-      EXPECT_EQ(cache.lengths()[static_cast<int64_t>(slot)].item<int64_t>(), length);
+      EXPECT_EQ(cache.lengths(0)[static_cast<int64_t>(slot)].item<int64_t>(), length);
       const int64_t at = static_cast<int64_t>(slot);
       EXPECT_TRUE(at::equal(cache.key(layer)[at].narrow(1, 0, length), keys[slot]));
       EXPECT_TRUE(at::equal(cache.value(layer)[at].narrow(1, 0, length), values[slot]));
