@@ -52,6 +52,9 @@ std::string_view level_of(Exists exists) {
       return "summary --record-router";
     case Exists::cache:
       return "trajectory, of a bidirectional model";
+    case Exists::ragged:
+    case Exists::model_layers:
+      return "trajectory, of a model whose layers differ";
     case Exists::revocations:
       return "trajectory --strategy wino";
     case Exists::kl:

@@ -41,7 +41,10 @@ std::int64_t Frame::current_step(std::size_t sequence) const {
 }
 
 std::size_t Frame::masks_left(std::size_t sequence) const {
-  return static_cast<std::size_t>(std::ranges::count(tokens_of(sequence), mask_token_id));
+  check_sequence(*this, sequence);
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < gen_length; ++i) count += undecided(sequence * gen_length + i);
+  return count;
 }
 
 Frame Frame::sequence(std::size_t sequence) const {

@@ -1,7 +1,7 @@
-// A decoding state: the prompt, the generated region with its masks, and for each token the step
-// and the confidence at which it was decided. A Frame holds one sequence, or a batch with one
-// gen_length. Meaning and names follow d2Cache's `Frame` (src/frame.py). Where that code has bugs,
-// docs/trace_format.md ("Frames") gives the rules.
+// A decoding state: the prompt, the generated region with its masks (or noise, in models without
+// masks), and for each token the step and the confidence at which it was decided. A Frame holds one
+// sequence, or a batch with one gen_length. Meaning and names follow d2Cache's `Frame`
+// (src/frame.py). Where that code has bugs, docs/trace_format.md ("Frames") gives the rules.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,13 @@ struct Frame {
   /// from `steps` (d2Cache caches it and serves a stale value).
   std::int64_t current_step(std::size_t sequence = 0) const;
 
-  /// Number of positions of `sequence` that hold the mask token.
+  /// Whether element i of the generated region is a mask, noise, or not begun. The one test of it:
+  /// a position of a canvas without masks is undecided by its step, whatever its token.
+  bool undecided(std::size_t i) const {
+    return steps[i] == kUndecodedStep || generated_tokens[i] == mask_token_id;
+  }
+
+  /// Number of undecided positions of `sequence`.
   std::size_t masks_left(std::size_t sequence = 0) const;
 
   /// The single-sequence frame of row `sequence`.

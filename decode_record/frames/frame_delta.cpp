@@ -281,6 +281,18 @@ FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::i
   return delta;
 }
 
+FrameDelta make_canvas(const Frame& before, std::vector<std::int64_t> positions,
+                       std::vector<std::int64_t> tokens, std::vector<float> confidence) {
+  check_count(0, "confidence of make_canvas", positions.size(), confidence.size());
+  FrameDelta delta = make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
+  SequenceDelta& row = delta.rows.front();
+  const std::int64_t step = before.current_step() + 1;
+  for (const float sure : row.confidence) {
+    row.transfer_step.push_back(sure == kUntouchedConfidence ? kUndecodedStep : step);
+  }
+  return delta;
+}
+
 std::int64_t net_transfers(const FrameDelta& delta) {
   std::int64_t tokens = 0;
   for (const SequenceDelta& row : delta.rows) {

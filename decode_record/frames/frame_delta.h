@@ -55,6 +55,13 @@ struct FrameDelta {
 FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::int64_t> tokens,
                          std::vector<float> confidence);
 
+/// The delta of a canvas without masks (TraceMeta::noise_canvas), where each step accepts anew:
+/// `tokens[i]` goes to `positions[i]`. It is noise where `confidence[i]` is kUntouchedConfidence
+/// (step kUndecodedStep). The others are accepted with the step after those of `before`, one
+/// sequence.
+FrameDelta make_canvas(const Frame& before, std::vector<std::int64_t> positions,
+                       std::vector<std::int64_t> tokens, std::vector<float> confidence);
+
 /// Tokens that the transfers of a resolved delta add: 1 for each transferred token, -1 for each
 /// token taken back (a transfer of the mask, with step kUndecodedStep).
 std::int64_t net_transfers(const FrameDelta& delta);

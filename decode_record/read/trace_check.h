@@ -77,7 +77,8 @@ class TraceCheck {
                    Elements& elements) const;
   void check_tokens(Field field, std::int64_t row, std::span<const std::int32_t> tokens) const;
   void check_decided(Field field, std::int64_t row, std::span<const std::int32_t> steps,
-                     std::span<const std::int32_t> tokens, std::int64_t most) const;
+                     std::span<const std::int32_t> tokens, std::span<const float> confidence,
+                     std::int64_t most) const;
   void check_confidence(Field field, std::int64_t row, std::span<const float> values) const;
   void check_all(Field field, std::int64_t row, std::span<const std::int32_t> values,
                  std::int64_t least, std::int64_t most) const;

@@ -90,9 +90,10 @@ void TraceCheck::check_keyframe(const Columns& columns, std::size_t i, Sequence&
   check(Field::keyframe_end, "keyframe", index, end, 0, trace_->extent(Field::keyframe_token));
   const auto tokens = elements.keyframe_token.range(begin, end);
   check_tokens(Field::keyframe_token, row, tokens);
+  const auto confidence = elements.keyframe_confidence.range(begin, end);
+  check_confidence(Field::keyframe_confidence, row, confidence);
   check_decided(Field::keyframe_step, row, elements.keyframe_step.range(begin, end), tokens,
-                sequence.decided);
-  check_confidence(Field::keyframe_confidence, row, elements.keyframe_confidence.range(begin, end));
+                confidence, sequence.decided);
   sequence.keyframe = index;
   ++keyframes_;
 }
@@ -110,15 +111,16 @@ void TraceCheck::check_delta(const Columns& columns, std::size_t i, Sequence& se
   check_distinct(Field::delta_position, row, positions);
   const std::int64_t next = sequence.decided + 1;
   const auto decide = [&](Field token_field, std::span<const std::int32_t> tokens, Field step_field,
-                          std::span<const std::int32_t> steps) {
+                          std::span<const std::int32_t> steps, std::span<const float> confidence) {
     check_tokens(token_field, row, tokens);
-    check_decided(step_field, row, steps, tokens, next);
+    check_decided(step_field, row, steps, tokens, confidence, next);
     for (const std::int32_t step : steps)
       sequence.decided = std::max<std::int64_t>(sequence.decided, step);
   };
+  const auto confidence = elements.confidence.range(begin, end);
+  check_confidence(Field::delta_confidence, row, confidence);
   decide(Field::delta_token, elements.token.range(begin, end), Field::delta_step,
-         elements.step.range(begin, end));
-  check_confidence(Field::delta_confidence, row, elements.confidence.range(begin, end));
+         elements.step.range(begin, end), confidence);
 
   begin = Columns::begin(columns.insert_end, i, columns.insert_start);
   end = columns.insert_end[i];
@@ -126,9 +128,10 @@ void TraceCheck::check_delta(const Columns& columns, std::size_t i, Sequence& se
         std::min(trace_->extent(Field::insert_position), begin + kLargestLength - sequence.length));
   check_all(Field::insert_position, row, elements.insert_position.range(begin, end), 0,
             sequence.length);
+  const auto inserted = elements.insert_confidence.range(begin, end);
+  check_confidence(Field::insert_confidence, row, inserted);
   decide(Field::insert_token, elements.insert_token.range(begin, end), Field::insert_step,
-         elements.insert_step.range(begin, end));
-  check_confidence(Field::insert_confidence, row, elements.insert_confidence.range(begin, end));
+         elements.insert_step.range(begin, end), inserted);
   sequence.length += end - begin;
   positions_ = std::max(positions_, sequence.prompt_length + sequence.length);
 
@@ -170,13 +173,13 @@ void TraceCheck::check_tokens(Field field, std::int64_t row,
   }
 }
 
-/// A decided token must have a step; only a mask may have none.
+/// A decided token must have a step; only a mask or noise may have none.
 void TraceCheck::check_decided(Field field, std::int64_t row, std::span<const std::int32_t> steps,
-                               std::span<const std::int32_t> tokens, std::int64_t most) const {
-  const std::int64_t mask = trace_->meta().mask_token_id;
+                               std::span<const std::int32_t> tokens,
+                               std::span<const float> confidence, std::int64_t most) const {
   for (std::size_t i = 0; i < steps.size(); ++i) {
-    const std::int64_t least = tokens[i] == mask ? kUndecodedStep : 0;
-    check(field, "row", row, steps[i], least, std::max(least, most));
+    const StepLimits limits = step_limits(trace_->meta(), tokens[i], confidence[i], most);
+    check(field, "row", row, steps[i], limits.least, std::max(limits.least, limits.most));
   }
 }
 

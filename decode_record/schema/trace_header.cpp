@@ -50,20 +50,32 @@ constexpr const char* kMapPositions = "map_positions";
 constexpr std::array<IntField, 2> kContinuousInts{
     {{"block_tokens", &TraceMeta::block_tokens}, {"pair_steps", &TraceMeta::pair_steps}}};
 
+// Likewise, only in traces whose layers differ: 1, and the datasets exist.
+constexpr const char* kRagged = "ragged";
+struct LayerField {
+  Field field;
+  std::vector<std::int64_t> AttentionSizes::*member;
+};
+constexpr std::array<LayerField, 3> kLayerSizes{
+    {{Field::layer_kv_heads, &AttentionSizes::layer_kv_heads},
+     {Field::layer_head_dim, &AttentionSizes::layer_head_dim},
+     {Field::layer_window, &AttentionSizes::layer_window}}};
+
 // Likewise, only if they are true.
 struct Mark {
   const char* name;
   bool TraceMeta::*member;
 };
-constexpr std::array<Mark, 9> kMarks{{{"has_cache", &TraceMeta::has_cache},
-                                      {"has_revocations", &TraceMeta::has_revocations},
-                                      {"has_kl", &TraceMeta::has_kl},
-                                      {"has_draft", &TraceMeta::has_draft},
-                                      {"has_set_norms", &TraceMeta::has_set_norms},
-                                      {"has_interventions", &TraceMeta::has_interventions},
-                                      {"has_answer_blocks", &TraceMeta::has_answer_blocks},
-                                      {"has_since_read", &TraceMeta::has_since_read},
-                                      {"has_kept_pair", &TraceMeta::has_kept_pair}}};
+constexpr std::array<Mark, 10> kMarks{{{"has_cache", &TraceMeta::has_cache},
+                                       {"noise_canvas", &TraceMeta::noise_canvas},
+                                       {"has_revocations", &TraceMeta::has_revocations},
+                                       {"has_kl", &TraceMeta::has_kl},
+                                       {"has_draft", &TraceMeta::has_draft},
+                                       {"has_set_norms", &TraceMeta::has_set_norms},
+                                       {"has_interventions", &TraceMeta::has_interventions},
+                                       {"has_answer_blocks", &TraceMeta::has_answer_blocks},
+                                       {"has_since_read", &TraceMeta::has_since_read},
+                                       {"has_kept_pair", &TraceMeta::has_kept_pair}}};
 
 // Likewise: each is a column of meta.draft_cost. Their length is the attribute kDraftCosts.
 constexpr const char* kDraftCosts = "draft_costs";
@@ -239,10 +251,10 @@ std::int64_t read_version(const h5::File& file) {
                     file.path, kTraceFormat, format.value_or("nothing")));
   }
   const std::int64_t version = required_int(file, "/", "format_version");
-  if (version > kContinuousFormatVersion) {
+  if (version > kRaggedFormatVersion) {
     throw UnsupportedVersion(
         fmt::format("{}: expected format_version up to {}, got {}. HINT: use a newer blockscope.",
-                    file.path, kContinuousFormatVersion, version));
+                    file.path, kRaggedFormatVersion, version));
   }
   if (version < 1) corrupt(file, fmt::format("format_version {} does not exist", version));
   return version;
@@ -318,6 +330,7 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
   if (exists_in(spec_of(Field::map_weight), meta)) {
     h5::write_attribute(file, "/", kMapPositions, meta.map_positions);
   }
+  if (meta.ragged()) h5::write_attribute(file, "/", kRagged, std::int64_t{1});
   for (const Mark& mark : kMarks) {
     if (meta.*mark.member) h5::write_attribute(file, "/", mark.name, std::int64_t{1});
   }
@@ -366,6 +379,11 @@ std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& me
       return to_bytes(piece_offsets(meta));
     case Field::token_bytes:
       return text(std::accumulate(meta.pieces.begin(), meta.pieces.end(), std::string()));
+    case Field::layer_kv_heads:
+    case Field::layer_head_dim:
+    case Field::layer_window:
+      return to_bytes(
+          to_int32(meta.*std::ranges::find(kLayerSizes, spec.field, &LayerField::field)->member));
     case Field::cost_block_length:
     case Field::cost_context_length:
     case Field::cost_draft_ns:
@@ -429,9 +447,18 @@ TraceMeta read_header(const h5::File& file) {
     meta.*field.member = h5::read_int_attribute(file, "/", field.name).value_or(0);
   }
   if (meta.continuous()) meta.block_rows = read_coordinate(file, Field::block_position);
-  if (meta.continuous() != (meta.format_version == kContinuousFormatVersion)) {
-    corrupt(file, fmt::format("format_version {} {} block_tokens does not exist",
-                              meta.format_version, meta.continuous() ? "with" : "without"));
+  if (h5::read_int_attribute(file, "/", kRagged).value_or(0) != 0) {
+    for (const LayerField& sizes : kLayerSizes) {
+      meta.*sizes.member = read_coordinate(file, sizes.field);
+    }
+  }
+  // Versions 1 and 2 hold the same kind of trace.
+  const std::int64_t expected = version_of(meta);
+  if (std::max(meta.format_version, kTraceFormatVersion) != expected) {
+    corrupt(file, fmt::format("expected format_version {}, as attributes block_tokens ({}), ragged "
+                              "({}) and noise_canvas ({}) of / say, got {}",
+                              expected, meta.block_tokens, int{meta.ragged()},
+                              int{meta.noise_canvas}, meta.format_version));
   }
   meta.draft_cost = read_costs(file);
   meta.model_json = read_text(file, Field::model_json);
@@ -482,6 +509,10 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
   }
   differs("block_rows", fmt::format("{}", fmt::join(file.block_rows, " ")),
           fmt::format("{}", fmt::join(wanted.block_rows, " ")));
+  for (const LayerField& sizes : kLayerSizes) {
+    differs(spec_of(sizes.field).path, fmt::format("{}", fmt::join(file.*sizes.member, " ")),
+            fmt::format("{}", fmt::join(wanted.*sizes.member, " ")));
+  }
   differs(kMapPositions, file.map_positions, wanted.map_positions);
   differs("level", to_string(file.level), to_string(wanted.level));
   differs("softmax_scale", file.softmax_scale, wanted.softmax_scale);

@@ -1,6 +1,7 @@
 #include "decode_record/schema/trace_layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "decode_record/schema/reuse_rule.h"
@@ -123,6 +124,10 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::summary) && meta.experts_per_token > 0;
     case Exists::cache:
       return meta.has_cache;
+    case Exists::ragged:
+      return meta.ragged();
+    case Exists::model_layers:
+      return meta.has_cache || meta.ragged();
     case Exists::revocations:
       return meta.has_revocations;
     case Exists::kl:
@@ -154,7 +159,7 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
     case Axis::block_position:
       return meta.block_length;
     case Axis::channel:
-      return meta.head_dim;
+      return meta.channels();
     case Axis::hidden_channel:
       return meta.hidden_size;
     case Axis::rank:
@@ -261,6 +266,14 @@ std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta) {
     bytes *= static_cast<std::size_t>(axis_length(spec.axes[i], meta));
   }
   return bytes;
+}
+
+StepLimits step_limits(const TraceMeta& meta, std::int64_t token, float confidence,
+                       std::int64_t most) {
+  constexpr std::int64_t kNone = -1;
+  if (!meta.noise_canvas) return {token == meta.mask_token_id ? kNone : 0, most};
+  const bool noise = token == meta.mask_token_id || (std::isinf(confidence) && confidence < 0);
+  return noise ? StepLimits{kNone, kNone} : StepLimits{0, most};
 }
 
 std::int64_t file_bytes(const TraceMeta& meta, const TraceExtent& extent) {

@@ -47,6 +47,14 @@ std::vector<std::int64_t> chunk_of(const DatasetSpec& spec, const TraceMeta& met
 /// Bytes of one row (one index of the first axis) of an extendible dataset.
 std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta);
 
+/// The steps that a position of a frame may have with this token and confidence, where `most` is
+/// the largest of any. Only a mask has none, and in a canvas without masks what has no confidence.
+struct StepLimits {
+  std::int64_t least, most;
+};
+StepLimits step_limits(const TraceMeta& meta, std::int64_t token, float confidence,
+                       std::int64_t most);
+
 /// The final lengths of a trace's growing axes, by Axis, and how many of its rows have arrays (the
 /// recorder's filters leave out the others).
 struct TraceExtent {

@@ -147,6 +147,62 @@ void check_draft_cost(const TraceMeta& meta) {
   }
 }
 
+/// Ragged layers: [num_layers] each, and the model's sizes are the largest.
+void check_layers(const TraceMeta& meta) {
+  const auto check = [&meta](const char* name, const std::vector<std::int64_t>& values,
+                             std::int64_t least, std::int64_t largest) {
+    const auto expected = static_cast<std::size_t>(meta.ragged() ? meta.num_layers : 0);
+    if (values.size() != expected) {
+      throw UsageError(
+          fmt::format("trace meta: {}: expected {} values (one for each layer, or none in all of "
+                      "layer_kv_heads, layer_head_dim and layer_window), got {}",
+                      name, expected, values.size()));
+    }
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (values[i] >= least && values[i] <= largest) continue;
+      throw UsageError(fmt::format("trace meta: {}: layer {}: expected {} to {}, got {}", name, i,
+                                   least, largest, values[i]));
+    }
+  };
+  check("layer_kv_heads", meta.layer_kv_heads, 1, meta.num_kv_heads);
+  check("layer_head_dim", meta.layer_head_dim, 1, meta.head_dim);
+  check("layer_window", meta.layer_window, 0, kLargestLength);
+  if (!meta.ragged()) return;
+  for (std::size_t i = 0; i < meta.layer_kv_heads.size(); ++i) {
+    if (meta.num_heads % meta.layer_kv_heads[i] == 0) continue;
+    throw UsageError(
+        fmt::format("trace meta: layer_kv_heads: layer {}: expected a divisor of the {} query "
+                    "heads, got {}",
+                    i, meta.num_heads, meta.layer_kv_heads[i]));
+  }
+  const auto largest = [](const char* name, const std::vector<std::int64_t>& values,
+                          std::int64_t most) {
+    if (std::ranges::max(values) == most) return;
+    throw UsageError(fmt::format("trace meta: {}: expected the largest of its layers, {}, got {}",
+                                 name, std::ranges::max(values), most));
+  };
+  largest("num_kv_heads", meta.layer_kv_heads, meta.num_kv_heads);
+  largest("head_dim", meta.layer_head_dim, meta.head_dim);
+  if (meta.continuous()) {
+    throw UsageError("trace meta: layer_kv_heads: expected none in a continuous model");
+  }
+  if (meta.bidirectional && std::ranges::max(meta.layer_window) > 0) {
+    throw UsageError("trace meta: layer_window: expected 0 in a bidirectional model");
+  }
+}
+
+/// A canvas of noise has no mask, and what becomes noise again is in its frames.
+void check_canvas(const TraceMeta& meta) {
+  if (!meta.noise_canvas) return;
+  const auto refuse = [](const char* what) {
+    throw UsageError(fmt::format("trace meta: noise_canvas: expected {}", what));
+  };
+  if (meta.mask_token_id != -1) refuse("a mask_token_id of -1");
+  if (meta.continuous()) refuse("a model of tokens, not a continuous one");
+  if (meta.has_revocations) refuse("no revocations");
+  if (meta.has_draft) refuse("no draft");
+}
+
 std::vector<std::int64_t> count_up(std::int64_t count) {
   std::vector<std::int64_t> result(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)));
   std::iota(result.begin(), result.end(), std::int64_t{0});
@@ -186,6 +242,12 @@ RecordLevel parse_record_level(std::string_view name) {
   return static_cast<RecordLevel>(found - kLevelNames.begin());
 }
 
+std::int64_t TraceMeta::channels() const {
+  std::int64_t most = ragged() ? 0 : head_dim;
+  for (const std::int64_t layer : layers) most = std::max(most, head_dim_of(layer));
+  return most;
+}
+
 void TraceMeta::record_everything() {
   layers = count_up(num_layers);
   heads = count_up(num_heads);
@@ -219,6 +281,8 @@ void check_meta(const TraceMeta& meta) {
                     "got {}",
                     meta.num_kv_heads, meta.num_heads));
   }
+  check_layers(meta);
+  check_canvas(meta);
   if (meta.mask_token_id < -1 || meta.mask_token_id >= kLargestSize) {
     throw UsageError(fmt::format("trace meta: mask_token_id: expected -1 or a token id, got {}",
                                  meta.mask_token_id));

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "decode_record/schema/attention_sizes.h"
 #include "decode_record/schema/trace_schema.h"
 
 namespace blockscope {
@@ -99,17 +100,14 @@ struct DraftCost {
   std::int64_t target_ns = 0;       ///< the target's pass over the block
 };
 
-struct TraceMeta {
+struct TraceMeta : AttentionSizes {
   std::int64_t format_version = kTraceFormatVersion;  ///< of the file that was read
 
-  // The model.
-  std::int64_t num_layers = 0;
-  std::int64_t num_heads = 0;  ///< query heads; head = kv_head * (num_heads / num_kv_heads) + g
-  std::int64_t num_kv_heads = 0;
-  std::int64_t head_dim = 0;
+  // The model, with its AttentionSizes.
   std::int64_t hidden_size = 0;
   std::int64_t vocab_size = 0;
-  std::int64_t mask_token_id = -1;  ///< -1: the model has none (autoregressive)
+  std::int64_t mask_token_id = -1;  ///< -1: the model has none (autoregressive, or noise_canvas)
+  bool noise_canvas = false;        ///< undecided positions of a block hold random tokens
   std::int64_t logit_shift = 0;     ///< 0: logits of position p predict p; 1: they predict p + 1
   bool bidirectional = false;       ///< external keys are all outside the block, not only before it
   double softmax_scale = 0.0;       ///< scores are q . k * softmax_scale
@@ -158,12 +156,15 @@ struct TraceMeta {
   std::vector<std::string> pieces;  ///< vocabulary piece of token i, as bytes; may be empty
 
   bool continuous() const { return block_tokens > 0; }
+  /// Length of the axis `channel`: the largest head_dim of a recorded layer.
+  std::int64_t channels() const;
   /// Fills layers, heads and kv_heads with everything the model has.
   void record_everything();
 };
 
 /// The format_version of a trace like this one that is written now.
 inline std::int64_t version_of(const TraceMeta& meta) {
+  if (meta.ragged() || meta.noise_canvas) return kRaggedFormatVersion;
   return meta.continuous() ? kContinuousFormatVersion : kTraceFormatVersion;
 }
 

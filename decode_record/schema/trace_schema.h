@@ -14,8 +14,11 @@ namespace blockscope {
 
 inline constexpr std::string_view kTraceFormat = "blockscope-trace";
 inline constexpr std::int64_t kTraceFormatVersion = 2;
-/// Of traces of continuous models (TraceMeta::continuous); the largest that is read.
+/// Of traces of continuous models (TraceMeta::continuous).
 inline constexpr std::int64_t kContinuousFormatVersion = 3;
+/// Of traces with layers of different sizes (TraceMeta::ragged) or without masks
+/// (TraceMeta::noise_canvas); the largest that is read.
+inline constexpr std::int64_t kRaggedFormatVersion = 4;
 inline constexpr std::array<float, 4> kReuseTaus{2.0F, 3.0F, 4.0F,
                                                  std::numeric_limits<float>::infinity()};
 inline constexpr std::size_t kMaxRank = 6;
@@ -28,7 +31,8 @@ enum class Field : std::uint8_t {
   error_sum, row_kind, kept_sum, earlier_step, pair_sum, per_token, model_layer, side, distance,
   offset, region, answer_block, map_layer, map_head, position,
   // what ran
-  model_json, run_json, run_complete, token_offset, token_bytes,
+  model_json, layer_kv_heads, layer_head_dim, layer_window, run_json, run_complete, token_offset,
+  token_bytes,
   // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
   sequence_committed, sequence_prompt_hash, sequence_gen_length, sequence_prompt_start,
   sequence_prompt_length, sequence_name_start, sequence_name_length, sequence_answer_start,
@@ -132,6 +136,8 @@ enum class Exists : std::uint8_t {
   maps,            ///< level summary, and map_layers
   router,          ///< level summary, and experts_per_token > 0
   cache,           ///< has_cache
+  ragged,          ///< layer_kv_heads, layer_head_dim, layer_window
+  model_layers,    ///< has_cache, or those of `ragged`
   revocations,     ///< has_revocations
   kl,              ///< has_kl
   draft,           ///< has_draft
@@ -211,7 +217,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "6: sum dot"},
     {F::per_token, "/per_token", i32, 1, {A::per_token}, S::fixed, E::router,
      "0 .. experts_per_token-1"},
-    {F::model_layer, "/model_layer", i32, 1, {A::model_layer}, S::fixed, E::cache,
+    {F::model_layer, "/model_layer", i32, 1, {A::model_layer}, S::fixed, E::model_layers,
      "0 .. num_layers-1"},
     {F::side, "/side", i32, 1, {A::side}, S::fixed, E::spread,
      "0: external keys, 1: keys of the block, 2: all"},
@@ -231,6 +237,12 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "absolute positions of keys, from 0"},
     // what ran
     {F::model_json, "/model/json", u8, 1, {A::model_byte}, S::fixed, E::always, "UTF-8 JSON"},
+    {F::layer_kv_heads, "/model/layer_kv_heads", i32, 1, {A::model_layer}, S::fixed, E::ragged,
+     "KV heads of each layer of the model"},
+    {F::layer_head_dim, "/model/layer_head_dim", i32, 1, {A::model_layer}, S::fixed, E::ragged,
+     "head_dim of each layer of the model"},
+    {F::layer_window, "/model/layer_window", i32, 1, {A::model_layer}, S::fixed, E::ragged,
+     "W: the newest W - 1 keys before the block are external keys; 0: all"},
     {F::run_json, "/run/json", u8, 1, {A::run_byte}, S::fixed, E::always, "UTF-8 JSON"},
     {F::run_complete, "/run/complete", u8, 1, {A::one}, S::cell, E::always,
      "1 when the run ended by itself and the file is whole"},

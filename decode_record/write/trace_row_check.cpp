@@ -80,9 +80,9 @@ void check_row(const TraceRow& row, const TraceMeta& meta) {
     refuse_input(
         fmt::format("valid: expected {} positions, got {}", meta.block_length, row.valid.size()));
   }
-  for (const std::int64_t value : {row.block_start, row.step, row.context_length, row.changed,
-                                   row.since_read, row.rows_read, row.masks_left,
-                                   row.prefix_start, row.prefix_length}) {
+  for (const std::int64_t value :
+       {row.block_start, row.step, row.context_length, row.changed, row.since_read, row.rows_read,
+        row.masks_left, row.prefix_start, row.prefix_length}) {
     if (value < 0 || value > kLargestInt32) {
       refuse_input(fmt::format("row: expected counts and positions in [0, 2^31), got {}", value));
     }
@@ -111,16 +111,17 @@ void check_step(const TraceRow& row, std::int64_t expected) {
   refuse_input(fmt::format("row: expected step {}, got {}", expected, row.step));
 }
 
-void check_decided(const SequenceDelta& delta, const Frame& before) {
+void check_decided(const SequenceDelta& delta, const Frame& before, const TraceMeta& meta) {
   const std::int64_t most = before.current_step() + 1;
   const auto check = [&](const char* what, const std::vector<std::int64_t>& sources,
                          const std::vector<std::int64_t>& steps) {
     for (std::size_t i = 0; i < steps.size(); ++i) {
-      const bool masked =
-          delta.decoded_tokens[static_cast<std::size_t>(sources[i])] == before.mask_token_id;
-      const std::int64_t least = masked ? kUndecodedStep : 0;
-      if (steps[i] >= least && steps[i] <= most) continue;
-      refuse_input(fmt::format("{}: expected {} to {}, got {}", what, least, most, steps[i]));
+      const auto source = static_cast<std::size_t>(sources[i]);
+      const StepLimits limits =
+          step_limits(meta, delta.decoded_tokens[source], delta.confidence[source], most);
+      if (steps[i] >= limits.least && steps[i] <= limits.most) continue;
+      refuse_input(
+          fmt::format("{}: expected {} to {}, got {}", what, limits.least, limits.most, steps[i]));
     }
   };
   check("transfer_step", delta.transfer_src_index, delta.transfer_step);

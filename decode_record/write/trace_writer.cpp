@@ -192,7 +192,7 @@ void TraceWriter::Impl::append_row(TraceRow row) {
     resolved = resolve_delta(state.frame, *row.delta);
     if (!row.revoked.empty()) add_revocations(row.revoked, state.frame, resolved->rows.front());
     if (!resolved->rows.empty()) item.delta = resolved->rows.front();
-    check_decided(item.delta, state.frame);
+    check_decided(item.delta, state.frame, meta_);
     row.delta.reset();
   }
   std::size_t bytes = 0;
