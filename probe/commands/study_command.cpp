@@ -361,10 +361,11 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   StudyStore store(cells_file(flags, info), settings_of(flags, info, model, decode, backbone),
                    flags.resume, flags.force);
   const StudyReport report = study->report(measure(*study, store, info, flags));
-  const std::string text = report_text(
-      fmt::format("{} ({}): {}\n{}, B {}, gen length {}\n", info.name, info.source, model.text(),
-                  flags.decoding.strategy, decode.block_length(), flags.decoding.gen_length),
-      report);
+  const std::string text =
+      report_text(fmt::format("{} ({}): {}\n{}, B {}, gen length {}\n", info.name, info.source,
+                              model.text(), strategy_text(decode.unmasking), decode.block_length(),
+                              flags.decoding.gen_length),
+                  report);
   write_results(report, info, flags, text, place, files);
   say("{}", text);
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "decode_record/base/error.h"
+#include "probe/decode/kv_cache.h"
 
 namespace blockscope {
 namespace {
@@ -46,6 +47,26 @@ void check_prefix(const CommittedPrefix& prefix, const ModelConfig& config, int6
       "positions of {} layers. HINT: a prefix belongs to one model, prompt and block length",
       length, config.num_layers, config.num_kv_heads, config.head_dim, prefix.length,
       prefix.key.size()));
+}
+
+void load_prefix(const CommittedPrefix& prefix, const ModelConfig& config, int64_t slot,
+                 int64_t length, KvCache& cache) {
+  check_prefix(prefix, config, length);
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const size_t index = static_cast<size_t>(layer);
+    cache.store(layer, slot, prefix.key[index], prefix.value[index]);
+  }
+  cache.restore(slot, length);
+}
+
+CommittedPrefix copied_prefix(const KvCache& cache) {
+  CommittedPrefix prefix;
+  prefix.length = cache.length(0);
+  for (int64_t layer = 0; layer < cache.num_layers(); ++layer) {
+    prefix.key.push_back(cache.key(layer).clone());
+    prefix.value.push_back(cache.value(layer).clone());
+  }
+  return prefix;
 }
 
 }  // namespace blockscope

@@ -13,10 +13,11 @@
 namespace blockscope {
 
 struct CommittedPrefix {
-  int64_t length = 0;             // positions, from 0
-  std::vector<at::Tensor> key;    // by layer [1, K, length, D], after QK-norm and RoPE
-  std::vector<at::Tensor> value;  // by layer [1, K, length, D]
-  NextToken next_token;           // the token after the prefix; only for models with sub-blocks
+  int64_t length = 0;  // positions, from 0
+  // By layer [1, K, held, D], after QK-norm and RoPE. A layer with a window holds only the newest.
+  std::vector<at::Tensor> key;
+  std::vector<at::Tensor> value;
+  NextToken next_token;  // the token after the prefix; only for models with sub-blocks
 };
 
 /// Keys and values from a standard normal distribution, which gives keys the norm that QK-norm
@@ -26,5 +27,12 @@ CommittedPrefix random_prefix(const ModelConfig& config, int64_t length, at::Sca
 
 /// Throws Error unless the prefix fits this model and has `length` positions.
 void check_prefix(const CommittedPrefix& prefix, const ModelConfig& config, int64_t length);
+
+class KvCache;
+/// Puts a prefix of `length` positions into an empty slot. Throws as check_prefix() does.
+void load_prefix(const CommittedPrefix& prefix, const ModelConfig& config, int64_t slot,
+                 int64_t length, KvCache& cache);
+/// What the cache's first slot holds, copied.
+CommittedPrefix copied_prefix(const KvCache& cache);
 
 }  // namespace blockscope

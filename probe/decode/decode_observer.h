@@ -83,11 +83,19 @@ struct Revocation {
   float confidence = 0.0F;  // the probability at which it was masked again; NaN in a replay
 };
 
+/// A random token at a position of a canvas.
+struct Noise {
+  int64_t position = 0;  // absolute
+  int64_t token = 0;
+};
+
 /// What a denoising step decided for one sequence, in positions of its block.
 struct StepDecision {
   BlockPrediction prediction;        // [B] each
   std::vector<int64_t> transferred;  // positions in the block that took a token, ascending
   std::vector<Revocation> revoked;   // by position; none of them was transferred at this step
+  std::vector<Noise> noise{};        // of the next step's canvas; prefill and commit: of the first
+  int64_t decided_before = 0;        // canvas: positions that were accepted before the step
   std::vector<int64_t> selected;     // chosen positions, also if the token was [MASK] itself
   int64_t kept_masks = 0;            // number of chosen positions whose token was [MASK]
   float sure_left = 0.0F;            // SequencePass::sure_left of the next step
@@ -96,7 +104,9 @@ struct StepDecision {
   std::optional<DraftVerdict> verdict = {};  // for a draft's pass
 
   /// The number of tokens that the step adds: decided ones minus those it took back.
-  int64_t net_tokens() const { return std::ssize(transferred) - std::ssize(revoked); }
+  int64_t net_tokens() const {
+    return std::ssize(transferred) - std::ssize(revoked) - decided_before;
+  }
 };
 
 struct PassResult {

@@ -14,18 +14,18 @@
 namespace blockscope {
 
 int64_t block_start(int64_t prompt_length, int64_t block, const DecodeOptions& options) {
-  const bool behind_prompt = options.bidirectional || options.drafted;
-  return (behind_prompt ? prompt_length : 0) + block * options.block_length();
+  return (options.blocks_after_prompt() ? prompt_length : 0) + block * options.block_length();
 }
 
 int64_t first_block(int64_t prompt_length, const DecodeOptions& options) {
-  return options.bidirectional || options.drafted ? 0 : prompt_length / options.block_length();
+  return options.blocks_after_prompt() ? 0 : prompt_length / options.block_length();
 }
 
 int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
                             const DecodeOptions& options) {
   if (options.autoregressive() || options.bidirectional || options.drafted) return gen_length;
   const int64_t block_length = options.block_length();
+  if (options.canvas) return (gen_length + block_length - 1) / block_length * block_length;
   if (options.sub_blocks()) {
     const int64_t blocks = prompt_length / block_length + gen_length / block_length;
     return blocks * block_length + 1 - prompt_length;
@@ -131,6 +131,11 @@ void check_stop_ids(const DecodeOptions& options, int64_t vocab_size) {
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config) {
   check_sampling_options(options.sampling);
   check_cache_fits(options);
+  if (options.canvas && options.sampling.temperature != 0.0) {
+    throw UsageError(
+        "temperature: the steps of a canvas have their own, which fall. HINT: leave "
+        "--temperature out, or give t_max and t_min to the strategy canvas");
+  }
   if (options.autoregressive()) {
     if (options.block_length() != 1) {
       throw UsageError(
@@ -147,8 +152,9 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
           config.vocab_size, options.mask_token_id));
     }
     const CacheEntry& cache = cache_entry(options.cache);
-    check_strategy_fits(options.unmasking, {options.bidirectional, config.logit_shift != 0,
-                                            !cache.approximates, cache.name});
+    check_strategy_fits(options.unmasking,
+                        {options.bidirectional, options.canvas, config.logit_shift != 0,
+                         !cache.approximates, cache.name});
   }
   if (options.sub_blocks() && options.block_length() % options.sub_block_length != 0) {
     throw UsageError(
@@ -173,6 +179,11 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
                     "the block length, prompts and gen length of the recorded run",
                     request.sequence, step.block, step.step, what));
   };
+  const auto check_token = [&](const ReplayStep& step, int64_t token) {
+    if (token >= 0 && token < vocab_size) return;
+    refuse(step,
+           fmt::format("token {} is not in this model's vocabulary of {}", token, vocab_size));
+  };
   int64_t block = first_block(prompt_length, options);
   std::set<int64_t> filled;
   for (const ReplayStep& step : request.replay) {
@@ -195,13 +206,20 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
         }
         continue;
       }
-      if (!filled.insert(position).second) {
+      // Each step of a canvas accepts anew.
+      if (!filled.insert(position).second && !options.canvas) {
         refuse(step, fmt::format("position {} was already decided", position));
       }
-      if (step.tokens[i] < 0 || step.tokens[i] >= vocab_size) {
-        refuse(step, fmt::format("token {} is not in this model's vocabulary of {}", step.tokens[i],
-                                 vocab_size));
+      check_token(step, step.tokens[i]);
+    }
+    for (size_t i = 0; i < step.noise_positions.size(); ++i) {
+      const int64_t begin = block_start(prompt_length, step.block, options);
+      const int64_t place = step.noise_positions[i] - begin;
+      if (!options.canvas || place < 0 || place >= options.block_length() ||
+          step.noise_positions[i] >= end) {
+        refuse(step, fmt::format("position {} takes no random token", step.noise_positions[i]));
       }
+      check_token(step, step.noise_tokens[i]);
     }
   }
 }

@@ -26,6 +26,7 @@ class DecodeSeams : public ObservedSeams {
   /// Makes what the pass stored visible.
   void end_pass();
 
+  bool on_canvas() const override { return options_.canvas && prefill_slot_ < 0; }
   std::optional<at::Tensor> needed_rows() const override { return needed_; }
   at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
                              const RotaryRows& rotary) override;
@@ -36,6 +37,8 @@ class DecodeSeams : public ObservedSeams {
  private:
   at::Tensor shown_rows(const at::Tensor& hidden) const override;
   at::Tensor prefill_attention_of(const AttentionInput& input);
+  at::Tensor windowed_prefill(const AttentionInput& input, const at::Tensor& key,
+                              const at::Tensor& value, int64_t window) const;
   at::Tensor block_attention(const AttentionInput& input);
   at::Tensor denoising_attention(const AttentionInput& input);
   at::Tensor fused_commits(const AttentionInput& input);

@@ -11,6 +11,7 @@
 #include "probe/decode/canvas_decoder.h"
 #include "probe/decode/decode_seams.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/decode/noise_canvas_decoder.h"
 #include "probe/decode/pass_graphs.h"
 #include "probe/decode/pass_plan.h"
 #include "probe/decode/sequence_state.h"
@@ -46,14 +47,9 @@ class BlockLoop final : public SlotLoop<SequenceState> {
   CommittedPrefix prefill_only() {
     const c10::InferenceMode guard;
     const std::optional<NextToken> next = prefilled(0);
-    CommittedPrefix prefix;
-    if (interrupted()) return prefix;
-    prefix.length = cache_.length(0);
+    if (interrupted()) return {};
+    CommittedPrefix prefix = copied_prefix(cache_);
     if (next) prefix.next_token = *next;
-    for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
-      prefix.key.push_back(cache_.key(layer).clone());
-      prefix.value.push_back(cache_.value(layer).clone());
-    }
     return prefix;
   }
 
@@ -72,7 +68,7 @@ class BlockLoop final : public SlotLoop<SequenceState> {
     const bool predicts = options_.sub_blocks() && total > 0 && total == state.prompt_length;
     std::optional<NextToken> next;
     if (state.request->prefix != nullptr) {
-      load_prefix(*state.request->prefix, slot, total);
+      load_prefix(*state.request->prefix, model_.config(), slot, total, cache_);
       if (predicts) next = first_token(state, state.request->prefix->next_token);
       return next;
     }
@@ -109,15 +105,6 @@ class BlockLoop final : public SlotLoop<SequenceState> {
       result.push_back({row.top1.front(), row.top1_confidence.front()});
     }
     return result;
-  }
-
-  void load_prefix(const CommittedPrefix& prefix, int64_t slot, int64_t length) {
-    check_prefix(prefix, model_.config(), length);
-    for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
-      const size_t index = static_cast<size_t>(layer);
-      cache_.store(layer, slot, prefix.key[index], prefix.value[index]);
-    }
-    cache_.restore(slot, length);
   }
 
   /// One forward pass over every active sequence's block: denoising for some, commit for others.
@@ -242,10 +229,10 @@ class BlockLoop final : public SlotLoop<SequenceState> {
 };
 
 /// Requests that are decoded together. A bidirectional model and the block cache compute different
-/// rows in each sequence, so each request is its own batch.
+/// rows in each sequence, and canvases end at different steps, so each request is its own batch.
 std::vector<std::vector<DecodeRequest>> batches_of(const std::vector<DecodeRequest>& requests,
                                                    const DecodeOptions& options) {
-  if (!options.bidirectional && !options.block_cache()) return {requests};
+  if (!options.bidirectional && !options.canvas && !options.block_cache()) return {requests};
   std::vector<std::vector<DecodeRequest>> batches;
   for (const DecodeRequest& request : requests) batches.push_back({request});
   return batches;
@@ -269,6 +256,8 @@ std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, Attent
     std::vector<DecodeOutcome> ended =
         options.bidirectional
             ? decode_canvas(model, policy, options, batch.front(), next_pass, callbacks)
+        : options.canvas
+            ? decode_noise_canvas(model, policy, options, batch.front(), next_pass, callbacks)
             : BlockLoop(model, policy, options, batch, next_pass, callbacks).run();
     for (DecodeOutcome& outcome : ended) {
       interrupted = interrupted || outcome.reason == FinishReason::interrupted;
@@ -298,6 +287,7 @@ CommittedPrefix prefill_prompt(const BlockDiffusionModel& model, const DecodeOpt
   int64_t pass = 0;
   DecodeCallbacks callbacks;
   callbacks.interrupted = interrupted;
+  if (options.canvas) return prefill_canvas_prompt(model, *policy, options, request, callbacks);
   const std::vector<DecodeRequest> requests{request};
   return BlockLoop(model, *policy, options, requests, pass, callbacks).prefill_only();
 }

@@ -29,9 +29,10 @@ namespace blockscope {
 struct DecodeOptions {
   UnmaskingOptions unmasking;  // its block_length is the run's B
   SamplingOptions sampling;
-  int64_t mask_token_id = -1;  // -1: autoregressive decoding, block_length must be 1
+  int64_t mask_token_id = -1;  // -1: none. Then canvas, or autoregressive, block_length must be 1
   bool bidirectional = false;  // blocks count from the prompt's end, and see later positions
   bool drafted = false;        // blocks are rounds of a DFlash draft, after the accepted tokens
+  bool canvas = false;         // blocks count from the prompt's end and begin as random tokens
   CacheOptions cache;
   std::vector<int64_t> stop_ids;  // searched after each block, in everything after the prompt
   bool shadow = false;
@@ -39,7 +40,8 @@ struct DecodeOptions {
   int64_t prefill_chunk = 512;   // positions per prefill pass, rounded down to whole blocks
   int64_t sub_block_length = 0;  // Fast-dLLM v2 (sub_blocks.h): a divisor of B; 0: no token shift
 
-  bool autoregressive() const { return mask_token_id < 0; }
+  bool autoregressive() const { return mask_token_id < 0 && !canvas; }
+  bool blocks_after_prompt() const { return bidirectional || drafted || canvas; }
   bool sub_blocks() const { return sub_block_length > 0; }
   bool block_cache() const { return cache_entry(cache).keeps_sub_blocks; }
   bool fuses_commits() const { return cache_entry(cache).fuses_commits; }
@@ -54,6 +56,8 @@ struct ReplayStep {
   std::vector<int64_t> tokens;     // the mask token where a token was taken back
   std::vector<float> confidence;
   int64_t kept_masks = 0;  // positions decided as [MASK]; which ones is not known
+  // Random tokens put at positions of a canvas; step 0: those that it begins with.
+  std::vector<int64_t> noise_positions{}, noise_tokens{};
 };
 
 struct DecodeRequest {

@@ -47,6 +47,7 @@ class KvCache {
   void remove(int64_t slot);
 
   int64_t num_layers() const { return std::ssize(key_); }
+  int64_t window(int64_t layer) const { return windows_[static_cast<size_t>(layer)]; }
   int64_t num_active() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_[static_cast<size_t>(slot)]; }
   /// The committed positions of a slot that a layer holds: all, or the newest of its window.

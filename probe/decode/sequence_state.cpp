@@ -35,6 +35,7 @@ bool wants_commit(const SequenceState& state, int64_t masks_left, const DecodeOp
     const auto& replay = state.request->replay;
     return state.replay_cursor >= replay.size() || replay[state.replay_cursor].block != state.block;
   }
+  if (options.canvas) return state.settled;
   return masks_left == 0 || schedule_spent(options.unmasking, state.memory, state.step);
 }
 
@@ -62,7 +63,14 @@ void begin_next_block(SequenceState& state) {
   state.kept_masks = state.since_read = 0;
   state.unread.clear();
   state.sure_left = 0.0F;
-  state.block_cached = false;
+  state.block_cached = state.settled = false;
+  state.noise.clear();
+  state.memory.canvas = {};
+}
+
+void put_noise(SequenceState& state, const Noise& drawn, int64_t block_start) {
+  state.tokens[static_cast<size_t>(drawn.position)] = drawn.token;
+  state.noise[static_cast<size_t>(drawn.position - block_start)] = true;
 }
 
 }  // namespace
@@ -76,7 +84,7 @@ SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& o
       state.prompt_length + generated_positions(state.prompt_length, request.gen_length, options);
   state.tokens.assign(static_cast<size_t>(total), options.mask_token_id);
   std::copy(request.prompt.begin(), request.prompt.end(), state.tokens.begin());
-  state.block = prefill_length(state, options) / options.block_length();
+  state.block = first_block(state.prompt_length, options);
   if (request.replayed && request.replay.empty()) state.outcome.reason = FinishReason::replayed;
   return state;
 }
@@ -84,6 +92,7 @@ SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& o
 int64_t prefill_length(const SequenceState& state, const DecodeOptions& options) {
   if (options.autoregressive()) return state.prompt_length - 1;
   if (options.bidirectional) return 0;
+  if (options.canvas) return state.prompt_length;
   return state.prompt_length / options.block_length() * options.block_length();
 }
 
@@ -95,7 +104,10 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
   pass.block_start = start_of(state, options);
   pass.context_length = context_length;
   const std::vector<int64_t> input = block_tokens(state, options);
-  for (const int64_t token : input) pass.masked.push_back(token == options.mask_token_id);
+  pass.masked = state.noise;
+  if (!options.canvas) {
+    for (const int64_t token : input) pass.masked.push_back(token == options.mask_token_id);
+  }
   pass.masks_left = std::count(pass.masked.begin(), pass.masked.end(), true);
   pass.unread = std::move(state.unread);
   pass.unread.resize(input.size());
@@ -168,6 +180,11 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   for (const Revocation& revoked : decision.revoked) {
     block[revoked.position] = options.mask_token_id;
   }
+  if (options.canvas) {
+    state.noise.assign(state.noise.size(), false);
+    for (const Noise& drawn : decision.noise) put_noise(state, drawn, pass.block_start);
+    state.settled = decision.noise.empty();
+  }
   if ((options.fuses_commits() || options.bidirectional) &&
       wants_commit(state, masks_in_block(state, options), options)) {
     // From here on the block counts as committed. The pass of the next step stores its keys, or a
@@ -197,6 +214,25 @@ void take_first_token(SequenceState& state, const StepDecision& decision,
                           options.mask_token_id)) {
     state.outcome.reason = FinishReason::stop;
   }
+}
+
+std::vector<Noise> begin_canvas(SequenceState& state, const DecodeOptions& options,
+                                int64_t vocab_size) {
+  const int64_t begin = start_of(state, options);
+  state.noise.assign(static_cast<size_t>(options.block_length()), false);
+  std::vector<Noise> drawn;
+  const auto& replay = state.request->replay;
+  if (state.replay_cursor < replay.size() && replay[state.replay_cursor].step == 0) {
+    drawn = noise_of(replay[state.replay_cursor]);
+    ++state.replay_cursor;
+  } else {
+    const StreamId stream{state.request->prompt_hash, state.block, 0};
+    for (int64_t p = 0; p < options.block_length(); ++p) {
+      drawn.push_back({begin + p, random_token(options, stream, p, vocab_size)});
+    }
+  }
+  for (const Noise& one : drawn) put_noise(state, one, begin);
+  return drawn;
 }
 
 std::optional<NextToken> replayed_first_token(const SequenceState& state, int64_t block) {

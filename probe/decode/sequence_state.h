@@ -28,6 +28,8 @@ struct SequenceState {
   std::optional<SequencePass> uncommitted;  // the block before, which the next pass also commits
   size_t replay_cursor = 0;
   ChoiceMemory memory;
+  std::vector<bool> noise;  // [B] undecided positions of a canvas
+  bool settled = false;     // the canvas is finished
 
   std::vector<int64_t> generated() const { return {tokens.begin() + prompt_length, tokens.end()}; }
 };
@@ -35,7 +37,7 @@ struct SequenceState {
 SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& options);
 
 /// The number of positions to prefill: the prompt's whole blocks. Autoregressive: all but the last
-/// prompt token, which is the first input. Bidirectional: none.
+/// prompt token, which is the first input. Bidirectional: none. Canvas: the prompt.
 int64_t prefill_length(const SequenceState& state, const DecodeOptions& options);
 
 /// The next pass over the sequence's block. Remembers its input.
@@ -55,6 +57,10 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
 /// After the prefill or a commit: sets the first token of the block (only with sub-blocks).
 void take_first_token(SequenceState& state, const StepDecision& decision,
                       const DecodeOptions& options);
+
+/// Begins the sequence's next canvas with random tokens: those of a replay, else drawn ones.
+std::vector<Noise> begin_canvas(SequenceState& state, const DecodeOptions& options,
+                                int64_t vocab_size);
 
 /// The recorded first token of block `block`, in a replay; none: not recorded.
 std::optional<NextToken> replayed_first_token(const SequenceState& state, int64_t block);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "decode_record/base/error.h"
@@ -29,8 +30,10 @@ std::vector<float> density_of(const DecodeOptions& options, const StepInput& inp
 }
 
 /// The pass with only the masks that it predicts and may fill. The others lose their prediction.
-SequencePass open_masks(const StepInput& input, BlockPrediction& prediction) {
+SequencePass open_masks(const DecodeOptions& options, const StepInput& input,
+                        BlockPrediction& prediction) {
   SequencePass open = input.pass;
+  if (options.canvas) open.masked.assign(open.masked.size(), true);  // each step accepts anew
   for (size_t p = 0; p < input.predicted.size(); ++p) {
     if (input.predicted[p]) continue;
     open.masked[p] = false;
@@ -222,7 +225,50 @@ std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs
   return predicted;
 }
 
+/// What a step of a canvas does after its choice: new random tokens for the positions that it did
+/// not accept, or the end of the canvas with the most probable tokens.
+void finish_canvas_step(const DecodeOptions& options, const StepInput& input, int64_t vocab_size,
+                        StepDecision& decision) {
+  const SequencePass& pass = input.pass;
+  const auto length = static_cast<int64_t>(pass.masked.size());
+  decision.decided_before = length - pass.masks_left;
+  if (input.replay != nullptr) {
+    decision.noise = noise_of(*input.replay);
+    return;
+  }
+  BlockPrediction& prediction = decision.prediction;
+  const bool settled = canvas_settled(options.unmasking, prediction, input.memory.canvas);
+  if (settled || pass.step >= options.unmasking.denoising_steps) {
+    prediction.token = prediction.top1;
+    prediction.confidence = prediction.top1_confidence;
+    decision.selected.resize(static_cast<size_t>(length));
+    std::iota(decision.selected.begin(), decision.selected.end(), 0);
+    decision.transferred = decision.selected;
+    return;
+  }
+  const StreamId stream{pass.prompt_hash, pass.block, pass.step};
+  for (int64_t p = 0; p < length; ++p) {
+    if (std::ranges::binary_search(decision.transferred, p)) continue;
+    decision.noise.push_back({pass.block_start + p, random_token(options, stream, p, vocab_size)});
+  }
+}
+
 }  // namespace
+
+int64_t random_token(const DecodeOptions& options, const StreamId& stream, int64_t position,
+                     int64_t vocab_size) {
+  // The draws of a step's positions come first in its stream, then those of its noise.
+  const double u = uniform_draw(options.sampling.seed, stream, options.block_length() + position);
+  return std::min(static_cast<int64_t>(u * static_cast<double>(vocab_size)), vocab_size - 1);
+}
+
+std::vector<Noise> noise_of(const ReplayStep& step) {
+  std::vector<Noise> noise;
+  for (size_t i = 0; i < step.noise_positions.size(); ++i) {
+    noise.push_back({step.noise_positions[i], step.noise_tokens[i]});
+  }
+  return noise;
+}
 
 bool masks_alone(const DecodeOptions& options) {
   return !options.autoregressive() && best_alone(options.sampling, needs_of(options));
@@ -279,7 +325,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
     }
     int64_t& chosen = input.memory.chosen;
     if (input.pass.first_step()) chosen = options.block_length() - input.pass.masks_left;
-    const SequencePass open = open_masks(input, prediction);
+    const SequencePass open = open_masks(options, input, prediction);
     if (input.replay != nullptr) {
       decisions.push_back(
           replayed_tokens(*input.replay, input, options.mask_token_id, std::move(prediction)));
@@ -294,6 +340,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
         decision.revoked = revoked_tokens(options, input, std::ssize(decision.selected));
       }
     }
+    if (options.canvas) finish_canvas_step(options, input, logits.size(-1), decisions.back());
     chosen += std::ssize(decisions.back().selected);
     decisions.back().sure_left = sure_left(open.masked, decisions.back(), options.mask_token_id);
   }

@@ -11,6 +11,7 @@
 #include "probe/decode/watcher.h"
 #include "probe/model/block_diffusion_model.h"
 #include "probe/policies/pass_context.h"
+#include "probe/strategies/canvas.h"
 #include "probe/strategies/klass.h"
 #include "probe/strategies/wino.h"
 
@@ -20,6 +21,7 @@ namespace blockscope {
 struct ChoiceMemory {
   KlassMemory klass;
   WinoMemory wino;
+  CanvasMemory canvas;
   int64_t chosen = 0;  // block positions known before its first step, or chosen since
 };
 
@@ -49,6 +51,13 @@ struct StepInput {
 bool masks_alone(const DecodeOptions& options);
 bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
                  const Watcher& watcher);
+
+/// A random token of the vocabulary for a position of a canvas, after step `stream.step` (0: before
+/// its first step).
+int64_t random_token(const DecodeOptions& options, const StreamId& stream, int64_t position,
+                     int64_t vocab_size);
+/// The random tokens of a recorded step.
+std::vector<Noise> noise_of(const ReplayStep& step);
 
 /// Shows the logits that decide_tokens takes, for these slots of the pass, with NaN at positions
 /// that the pass does not predict.

@@ -15,11 +15,12 @@ namespace {
 
 constexpr double kHiddenScore = -std::numeric_limits<double>::infinity();
 
-/// Absolute positions of the keys: external ones, then the block's. External key i of a
-/// bidirectional model is behind the block from block_start on.
-std::vector<int64_t> positions_of(const SequencePass& pass, int64_t external, int64_t internal) {
+/// Absolute positions of the keys: external ones from `first` on, then the block's. External key i
+/// of a bidirectional model comes after the block from block_start on.
+std::vector<int64_t> positions_of(const SequencePass& pass, int64_t first, int64_t external,
+                                  int64_t internal) {
   std::vector<int64_t> positions;
-  for (int64_t i = 0; i < external; ++i) {
+  for (int64_t i = first; i < first + external; ++i) {
     positions.push_back(i < pass.block_start ? i : i + internal);
   }
   for (int64_t i = 0; i < internal; ++i) positions.push_back(pass.block_start + i);
@@ -96,11 +97,12 @@ bool hide_keys(const Intervention& given, InterventionSite& site, int64_t s,
                const at::Tensor& heads) {
   const SequencePass& pass = site.context.sequences[static_cast<size_t>(s)];
   const AttentionInput& input = site.input;
-  const int64_t external = pass.context_length;
+  const int64_t external = site.external.length[s].item<int64_t>();
+  const int64_t first = site.external.windowed() ? site.external.first[s].item<int64_t>() : 0;
   const int64_t internal = input.k.size(2);
   const at::Device device = input.q.device();
   const bool by_weight = given.top || given.sinks;
-  const std::vector<int64_t> positions = positions_of(pass, external, internal);
+  const std::vector<int64_t> positions = positions_of(pass, first, external, internal);
   at::Tensor hidden;
   if (!by_weight) {
     hidden = hidden_for_all(given, pass, positions, internal);

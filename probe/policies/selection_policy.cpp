@@ -140,6 +140,8 @@ SequenceAttention SelectionPolicy::view(const AttentionInput& input, const Exter
 }
 
 AttentionParts SelectionPolicy::attend(const AttentionInput& input, const ExternalKeys& external) {
+  // A window is short, and its positions move from block to block.
+  if (external.windowed()) return exact_attention(input, external);
   const auto& passes = context_->sequences;
   const bool sparse = std::any_of(passes.begin(), passes.end(), [&](const SequencePass& pass) {
     return !is_dense(pass, input.layer);

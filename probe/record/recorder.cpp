@@ -48,7 +48,8 @@ Recorder::Recorder(RecorderOptions options, TraceWriter& writer)
 
 void Recorder::begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length,
                               std::vector<uint8_t> regions) {
-  traced_[sequence] = {trace_sequence, prompt_length, std::move(regions)};
+  traced_[sequence] = {trace_sequence, prompt_length, std::move(regions),
+                       make_initial_frame({}, 0, options_.meta.mask_token_id)};
 }
 
 bool Recorder::records(const SequencePass& pass) const {
@@ -61,9 +62,9 @@ int64_t Recorder::layer_index(int64_t layer) const {
   return layer_indices_[static_cast<size_t>(layer)];
 }
 
-HeadShape Recorder::head_shape() const {
+HeadShape Recorder::head_shape(int64_t layer) const {
   const TraceMeta& meta = options_.meta;
-  return {meta.num_heads, meta.block_length, meta.head_dim};
+  return {meta.num_heads, meta.block_length, meta.head_dim_of(layer)};
 }
 
 Recorder::Slot& Recorder::slot_at(size_t index) {
@@ -133,7 +134,7 @@ void Recorder::summarise(const SequencePass& pass, const AttentionReads& reads, 
     step.internal = HeadAttention(exact->internal, exact->lse_internal, row);
     compare_steps(pass, history, step);
   }
-  put_statistics(layer_statistics(step, head_shape()), slot, layer_index);
+  put_statistics(layer_statistics(step, head_shape(reads.layer)), slot, layer_index);
 }
 
 void Recorder::compare_queries(const SequencePass& pass, const at::Tensor& query, int64_t row,
@@ -229,8 +230,9 @@ void Recorder::on_committed_keys(const CommittedKeys& keys) {
   const int64_t index = layer_index(keys.layer);
   // [K, T, D] -> [T, recorded kv heads, D]
   const auto file_order = [&](const at::Tensor& rows) {
-    return buffer_of(
-        recorded_kv_heads(rows).transpose(0, 1).to(array_type(), false, /*copy=*/true));
+    return buffer_of(recorded_kv_heads(padded_kv_heads(rows.unsqueeze(0)).squeeze(0))
+                         .transpose(0, 1)
+                         .to(array_type(), false, /*copy=*/true));
   };
   StoredKeys& stored = prefix_[keys.sequence];
   stored.start = keys.start;
@@ -272,6 +274,40 @@ FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& d
     confidence.push_back(decision.prediction.confidence[static_cast<size_t>(p)]);
   }
   return make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
+}
+
+/// What a step accepts and the noise that it puts elsewhere, or the first noise of a canvas.
+FrameDelta Recorder::canvas_delta(const SequencePass& pass, const StepDecision& decision) {
+  TracedSequence& traced = traced_.at(pass.sequence);
+  std::map<int64_t, std::pair<int64_t, float>> changes;  // by position
+  for (const int64_t p : decision.transferred) {
+    const auto at = static_cast<size_t>(p);
+    changes[frame_origin(pass) + p] = {decision.prediction.token[at],
+                                       decision.prediction.confidence[at]};
+  }
+  for (const Noise& one : decision.noise) {
+    changes[one.position - traced.prompt_length] = {one.token, kUntouchedConfidence};
+  }
+  std::vector<int64_t> positions;
+  std::vector<int64_t> tokens;
+  std::vector<float> confidence;
+  for (const auto& [position, change] : changes) {
+    positions.push_back(position);
+    tokens.push_back(change.first);
+    confidence.push_back(change.second);
+  }
+  Frame& frame = traced.canvas;
+  const int64_t end = positions.empty() ? 0 : positions.back() + 1;
+  if (end > static_cast<int64_t>(frame.gen_length)) {
+    frame.gen_length = static_cast<size_t>(end);
+    frame.generated_tokens.resize(frame.gen_length, frame.mask_token_id);
+    frame.confidence.resize(frame.gen_length, kUntouchedConfidence);
+    frame.steps.resize(frame.gen_length, kUndecodedStep);
+  }
+  FrameDelta delta =
+      make_canvas(frame, std::move(positions), std::move(tokens), std::move(confidence));
+  apply_delta(frame, delta);
+  return delta;
 }
 
 void Recorder::finish_slot(Slot& slot, TraceRow& row) {
@@ -351,7 +387,8 @@ void Recorder::on_pass(const PassResult& result) {
       ++counters_.denoising_rows;
       counters_.tokens += result.decisions[s].net_tokens();
       add_prediction(pass, result.decisions[s], row);
-      row.delta = frame_delta(pass, result.decisions[s]);
+      row.delta = options_.meta.noise_canvas ? canvas_delta(pass, result.decisions[s])
+                                             : frame_delta(pass, result.decisions[s]);
       add_revocations(pass, result.decisions[s], row);
       if (options_.meta.has_kl) add_kl(result.decisions[s], row);
       if (result.decisions[s].verdict) add_verdict(*result.decisions[s].verdict, row);
@@ -359,6 +396,8 @@ void Recorder::on_pass(const PassResult& result) {
     } else if (s < result.decisions.size() && result.decisions[s].next) {
       ++counters_.tokens;
       row.delta = first_token_delta(pass, result, *result.decisions[s].next);
+    } else if (s < result.decisions.size() && !result.decisions[s].noise.empty()) {
+      row.delta = canvas_delta(pass, result.decisions[s]);
     }
     if (pass.kind != PassKind::prefill && s < slots_.size()) finish_slot(slots_[s], row);
     for (const LayerWork& work : result.work) {

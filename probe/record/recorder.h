@@ -9,6 +9,7 @@
 #include <map>
 #include <vector>
 
+#include "decode_record/frames/frame_delta.h"
 #include "decode_record/schema/reuse_rule.h"
 #include "decode_record/write/trace_writer.h"
 #include "kernels/cpu/step_statistics.h"
@@ -73,6 +74,7 @@ class Recorder : public DecodeObserver {
     int64_t trace_sequence = 0;
     int64_t prompt_length = 0;
     std::vector<uint8_t> regions;  // [prompt_length], or empty
+    Frame canvas{};                // steps and noise so far, in a run with canvases
   };
   /// The values with which later steps of a block are compared, per recorded layer.
   struct LayerHistory {
@@ -132,8 +134,8 @@ class Recorder : public DecodeObserver {
   void record_shadow(const AttentionReads& reads, size_t slot, int64_t layer_index);
   bool wants_sets(const PassContext& context) const;
   void record_sets(const PassContext& context, const AttentionReads& reads, int64_t layer_index);
-  void record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                     int64_t layer_index, const std::vector<int32_t>& index);
+  void record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history, int64_t layer,
+                     const std::vector<int32_t>& index);
   void record_arrays(const AttentionReads& reads, size_t slot, int64_t layer_index);
 
   void compare_prediction(size_t slot, const SequencePass& pass, const PredictionRows& rows);
@@ -143,7 +145,13 @@ class Recorder : public DecodeObserver {
   void put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows,
                      int64_t row);
   void put_ints(Slot& slot, Field field, int64_t layer_index, const std::vector<int32_t>& values);
-  HeadShape head_shape() const;
+  HeadShape head_shape(int64_t layer) const;
+  /// x [S, heads, ..., D] with NaN (-1 for whole numbers) up to the file's `heads` and channels,
+  /// which a layer of ragged ones may not fill. `channels`: 0 if the last axis is no channel.
+  at::Tensor padded(const at::Tensor& x, int64_t heads, int64_t channels) const;
+  at::Tensor padded_heads(const at::Tensor& x) const;     // queries and outputs
+  at::Tensor padded_kv_heads(const at::Tensor& x) const;  // keys and values
+  at::Tensor of_all_kv_heads(const at::Tensor& x) const;  // without channels
   at::ScalarType array_type() const {
     return options_.meta.array_type == ArrayType::bf16 ? at::kBFloat16 : at::kFloat;
   }
@@ -152,6 +160,7 @@ class Recorder : public DecodeObserver {
   void add_prediction(const SequencePass& pass, const StepDecision& decision, TraceRow& row) const;
   int64_t frame_origin(const SequencePass& pass) const;  // frame position of the block's start
   FrameDelta frame_delta(const SequencePass& pass, const StepDecision& decision) const;
+  FrameDelta canvas_delta(const SequencePass& pass, const StepDecision& decision);
   FrameDelta first_token_delta(const SequencePass& pass, const PassResult& result,
                                const NextToken& next) const;
   void add_revocations(const SequencePass& pass, const StepDecision& decision, TraceRow& row) const;

@@ -33,6 +33,29 @@ std::vector<Value> heads_of_row(const at::Tensor& all, int64_t row,
 
 }  // namespace
 
+at::Tensor Recorder::padded(const at::Tensor& x, int64_t heads, int64_t channels) const {
+  const int64_t more_heads = heads - x.size(1);
+  const int64_t more_channels = channels == 0 ? 0 : channels - x.size(-1);
+  if (more_heads == 0 && more_channels == 0) return x;
+  std::vector<int64_t> pad(static_cast<size_t>(2 * (x.dim() - 1)), 0);  // from the last axis on
+  pad[1] = more_channels;
+  pad.back() = more_heads;
+  return x.is_floating_point() ? at::constant_pad_nd(x, pad, kNaN)
+                               : at::constant_pad_nd(x, pad, -1);
+}
+
+at::Tensor Recorder::padded_heads(const at::Tensor& x) const {
+  return padded(x, x.size(1), options_.meta.channels());
+}
+
+at::Tensor Recorder::padded_kv_heads(const at::Tensor& x) const {
+  return padded(x, options_.meta.num_kv_heads, options_.meta.channels());
+}
+
+at::Tensor Recorder::of_all_kv_heads(const at::Tensor& x) const {
+  return padded(x, options_.meta.num_kv_heads, 0);
+}
+
 at::Tensor Recorder::recorded_heads(const at::Tensor& rows) const {
   return heads_.defined() ? rows.index_select(0, heads_) : rows;
 }
@@ -76,7 +99,7 @@ void Recorder::record_arrays(const AttentionReads& reads, size_t s, int64_t laye
   const TraceMeta& meta = options_.meta;
   RowCopies copies(array_type(), layer_index);
   const auto of_heads = [&](Field field, const at::Tensor& x) {
-    copies.add(field, x, row, meta.heads);
+    copies.add(field, padded_heads(x), row, meta.heads);
   };
   of_heads(Field::attention_external, reads.used.external);
   of_heads(Field::attention_internal, reads.used.internal);
@@ -90,8 +113,8 @@ void Recorder::record_arrays(const AttentionReads& reads, size_t s, int64_t laye
     of_heads(Field::shadow_external, reads.exact()->external);
   }
   if (at_least(RecordLevel::full)) {
-    copies.add(Field::block_key, reads.k, row, meta.kv_heads);
-    copies.add(Field::block_value, reads.v, row, meta.kv_heads);
+    copies.add(Field::block_key, padded_kv_heads(reads.k), row, meta.kv_heads);
+    copies.add(Field::block_value, padded_kv_heads(reads.v), row, meta.kv_heads);
   }
   copies.run(slot_at(s).arrays);
 }
@@ -104,7 +127,8 @@ void Recorder::record_selection(const AttentionReads& reads, size_t s, int64_t l
     // -1 throughout: this row read its whole prefix.
     std::vector<int32_t> kept(meta.kv_heads.size() * static_cast<size_t>(meta.selected_size), -1);
     if (reads.used.selected.defined()) {
-      const at::Tensor index = recorded_kv_heads(reads.used.selected.select(0, row)).contiguous();
+      const at::Tensor index =
+          recorded_kv_heads(of_all_kv_heads(reads.used.selected).select(0, row)).contiguous();
       const auto width = static_cast<size_t>(index.size(1));
       if (index.size(1) > meta.selected_size) {
         throw Error(
@@ -186,18 +210,20 @@ void Recorder::record_sets(const PassContext& context, const AttentionReads& rea
     const int64_t row = static_cast<int64_t>(s);
     Slot& slot = slot_at(s);
     const auto ints = [&](const at::Tensor& values) {
-      return heads_of_row<int32_t>(values, row, options_.meta.kv_heads);
+      return heads_of_row<int32_t>(of_all_kv_heads(values), row, options_.meta.kv_heads);
+    };
+    const auto floats = [&](const at::Tensor& values) {
+      return heads_of_row<float>(of_all_kv_heads(values), row, options_.meta.kv_heads);
     };
     const std::vector<int32_t> index = ints(sets.index);
     put_ints(slot, Field::set_topk, layer_index, index);
     put_ints(slot, Field::set_union_size, layer_index, ints(sets.union_size));
-    const std::vector<float> probability =
-        heads_of_row<float>(sets.probability, row, options_.meta.kv_heads);
+    const std::vector<float> probability = floats(sets.probability);
     put_floats(slot, Field::set_probability, layer_index, probability.data(), probability.size());
     for (const auto& [field, norms] : {std::pair{Field::set_key_norm, &reads.key_norm},
                                        std::pair{Field::set_value_norm, &reads.value_norm}}) {
       if (!norms->defined()) continue;
-      const std::vector<float> kept = heads_of_row<float>(*norms, row, options_.meta.kv_heads);
+      const std::vector<float> kept = floats(*norms);
       put_floats(slot, field, layer_index, kept.data(), kept.size());
     }
     std::vector<float> covered;
@@ -205,7 +231,7 @@ void Recorder::record_sets(const PassContext& context, const AttentionReads& rea
       covered.push_back(static_cast<float>(std::accumulate(of_head, of_head + k, 0.0)));
     }
     put_floats(slot, Field::set_covered, layer_index, covered.data(), covered.size());
-    record_recall(pass, slot, history_of(slot, layer_index, pass), layer_index, index);
+    record_recall(pass, slot, history_of(slot, layer_index, pass), reads.layer, index);
     if (records(pass) && at_least(RecordLevel::full)) {
       slot.arrays.push_back(
           {Field::set_topk_token, layer_index, make_buffer(ints(sets.token_index))});
@@ -214,8 +240,9 @@ void Recorder::record_sets(const PassContext& context, const AttentionReads& rea
 }
 
 void Recorder::record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                             int64_t layer_index, const std::vector<int32_t>& index) {
-  const auto k = static_cast<int64_t>(options_.meta.set_size);
+                             int64_t layer, const std::vector<int32_t>& index) {
+  const TraceMeta& meta = options_.meta;
+  const auto k = static_cast<int64_t>(meta.set_size);
   if (pass.first_step()) {
     history.first_set = index;
     for (auto of_head = history.first_set.begin(); of_head != history.first_set.end();
@@ -224,7 +251,8 @@ void Recorder::record_recall(const SequencePass& pass, Slot& slot, LayerHistory&
     }
   }
   // With N <= k every key is in the set, so the recall would say nothing.
-  if (pass.first_step() || pass.context_length <= k || history.first_set.size() != index.size()) {
+  if (pass.first_step() || meta.external_keys(layer, pass.context_length) <= k ||
+      history.first_set.size() != index.size()) {
     return;
   }
   std::vector<float> recall;
@@ -233,9 +261,10 @@ void Recorder::record_recall(const SequencePass& pass, Slot& slot, LayerHistory&
     const auto now = index.begin() + begin;
     const int64_t kept = std::count_if(
         now, now + k, [&](int32_t p) { return std::binary_search(first, first + k, p); });
-    recall.push_back(static_cast<float>(kept) / static_cast<float>(k));
+    const bool exists = meta.kv_heads[recall.size()] < meta.kv_heads_of(layer);
+    recall.push_back(exists ? static_cast<float>(kept) / static_cast<float>(k) : kNaN);
   }
-  put_floats(slot, Field::set_recall, layer_index, recall.data(), recall.size());
+  put_floats(slot, Field::set_recall, layer_index(layer), recall.data(), recall.size());
 }
 
 void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics) {

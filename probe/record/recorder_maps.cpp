@@ -30,7 +30,7 @@ at::Tensor Recorder::map_of(const AttentionView& view) const {
       on_device(place.unsqueeze(0).ge(view.external.length.unsqueeze(1)).unsqueeze(1), device);
   std::vector<at::Tensor> heads;
   for (const int64_t head : meta.map_heads) {  // one at a time, to save memory
-    const int64_t of_kv = head / (meta.num_heads / meta.num_kv_heads);
+    const int64_t of_kv = meta.kv_head_of(input.layer, head);
     const at::Tensor q = input.q.select(1, head).to(at::kFloat);
     const auto scores = [&](const at::Tensor& keys) {
       return at::bmm(q, keys.select(1, of_kv).to(at::kFloat).transpose(1, 2)) * input.scale;
@@ -60,8 +60,9 @@ void Recorder::record_map(const SequencePass& pass, const AttentionReads& reads,
   const auto copy = [&](int64_t column, int64_t position, int64_t length) {
     if (length > 0) to.narrow(2, position, length).copy_(from.narrow(2, column, length));
   };
-  copy(0, 0, before);
-  copy(before, before + meta.block_length, count - before);
+  const int64_t first = meta.first_key(reads.layer, count);
+  copy(0, first, before - first);
+  copy(before - first, before + meta.block_length, count - before);
   copy(from.size(2) - internal, pass.block_start, internal);
 }
 

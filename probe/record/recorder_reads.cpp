@@ -90,6 +90,21 @@ TopKSets sets_among(const at::Tensor& present, const AttentionView& view, const 
 
 }  // namespace
 
+namespace {
+
+/// Makes places among a window's keys absolute positions. first [S].
+void move_sets(const at::Tensor& first, TopKSets& sets) {
+  for (at::Tensor* index : {&sets.index, &sets.token_index}) {
+    if (!index->defined()) continue;
+    std::vector<int64_t> shape(static_cast<size_t>(index->dim()), 1);
+    shape.front() = -1;
+    const at::Tensor by = on_device(first, index->device()).to(at::kInt).view(shape);
+    *index = at::where(index->ge(0), *index + by, *index);
+  }
+}
+
+}  // namespace
+
 bool Recorder::wants_weights(const PassContext& context, int64_t layer) const {
   return layer_index(layer) >= 0 && wants_sets(context);
 }
@@ -157,6 +172,7 @@ AttentionReads Recorder::reads_of(const AttentionView& view) const {
   }
   reads.sets = sets_of(view);
   read_norms(view, reads);
+  if (view.external.windowed()) move_sets(view.external.first, reads.sets);
   return reads;
 }
 

@@ -47,6 +47,8 @@ std::vector<std::vector<int64_t>> Recorder::key_ranges(const PassContext& contex
   size_t most = 0;
   for (const SequencePass& pass : context.sequences) {
     ranges.push_back(key_range_ends(pass));
+    const int64_t first = options_.meta.first_key(layer, pass.context_length);
+    for (int64_t& end : ranges.back()) end = std::max<int64_t>(end - first, 0);
     most = std::max(most, ranges.back().size());
   }
   for (std::vector<int64_t>& ends : ranges) ends.resize(most, ends.back());  // empty ranges
@@ -64,10 +66,11 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
   put_head_rows(slot, Field::spread_largest, layer_index, spread.largest, row);
 
   const int64_t before = keys_before(meta, pass);
-  const auto& [index, prompt, part] = traced_.at(pass.sequence);
+  const int64_t first = meta.first_key(reads.layer, pass.context_length);
+  const TracedSequence& traced = traced_.at(pass.sequence);
   const RegionPlaces region(meta.regions.size());
-  const SequenceRegions regions{region, prompt, pass.block_start,
-                                pass.block_start + meta.block_length, part};
+  const SequenceRegions regions{region, traced.prompt_length, pass.block_start,
+                                pass.block_start + meta.block_length, traced.regions};
   const auto distances = static_cast<size_t>(meta.distance_bins * (meta.bidirectional ? 2 : 1));
   const auto offsets = static_cast<size_t>(2 * meta.block_length - 1);
   const auto internal_keys = static_cast<size_t>(spread.key.size(2));
@@ -82,9 +85,10 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
     std::vector<float> distance(distances, nothing);
     std::vector<float> of_region(meta.regions.size(), nothing);
     std::vector<float> of_block(static_cast<size_t>(kAnswerBlocks), nothing);
-    int64_t begin = 0;
+    int64_t begin = first;
     const float* range = values(spread.range);
-    for (const int64_t end : spread.ends[s]) {
+    for (const int64_t range_end : spread.ends[s]) {
+      const int64_t end = first + range_end;
       const float weight = *range++;
       if (begin == end) continue;
       const bool after = begin >= before;

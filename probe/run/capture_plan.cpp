@@ -35,10 +35,13 @@ std::set<int64_t> index_filter(const std::string& text, const std::string& flag,
   return {indices.begin(), indices.end()};
 }
 
-/// The KV heads that the recorded query heads read.
+/// The KV heads that the recorded query heads read in any layer.
 std::vector<int64_t> kv_heads_of(const std::vector<int64_t>& heads, const ModelConfig& config) {
   std::set<int64_t> kv_heads;
-  for (const int64_t head : heads) kv_heads.insert(head / (config.num_heads / config.num_kv_heads));
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const int64_t group = config.num_heads / config.layer(layer).num_kv_heads;
+    for (const int64_t head : heads) kv_heads.insert(head / group);
+  }
   return {kv_heads.begin(), kv_heads.end()};
 }
 
@@ -178,10 +181,16 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   meta.head_dim = config.head_dim;
   meta.hidden_size = config.hidden_size;
   meta.vocab_size = config.vocab_size;
+  for (const LayerShape& layer : config.layer_shapes) {
+    meta.layer_kv_heads.push_back(layer.num_kv_heads);
+    meta.layer_head_dim.push_back(layer.head_dim);
+    meta.layer_window.push_back(layer.window);
+  }
+  meta.noise_canvas = decode.canvas;
   meta.mask_token_id = decode.mask_token_id;
   meta.logit_shift = decode.autoregressive() ? 1 : config.logit_shift;
   meta.bidirectional = decode.bidirectional;
-  meta.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  meta.softmax_scale = config.gemma ? 1.0 : 1.0 / std::sqrt(static_cast<double>(config.head_dim));
   meta.block_length = decode.block_length();
   meta.level = parse_record_level(flags.level);
   meta.layers = indices_or_all(flags.layers, "--layers", config.num_layers);
@@ -223,7 +232,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
                     index_filter(flags.sequences, "--sequences", 0)};
   read_maps(flags.maps, longest + (decode.bidirectional ? decode.block_length() : 0), options);
   options.every_prediction =
-      flags.predictions == "all" || decode.autoregressive() || decode.drafted;
+      flags.predictions == "all" || decode.autoregressive() || decode.drafted || decode.canvas;
   options.exact_known = policy.name() == "exact" || decode.shadow;
   options.autoregressive = decode.autoregressive();
   return options;

@@ -12,10 +12,11 @@
 namespace blockscope {
 namespace {
 
-/// The denoising steps. Step 0 of a block is its first token, if a prefill or commit decided it.
+/// The denoising steps. Step 0 of a block is its first token, if a prefill or commit decided it, or
+/// the random tokens of a canvas.
 std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
                                    int64_t prompt_length) {
-  const int64_t block_length = reader.info().meta.block_length;
+  const TraceMeta& meta = reader.info().meta;
   std::vector<ReplayStep> steps;
   int64_t since_read = 0;
   int64_t rows_read = 0;
@@ -27,15 +28,20 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
     step.step = columns.step[0];
     const FrameDelta delta = reader.delta(row);
     for (const SequenceDelta& changes : delta.rows) {
-      for (const int64_t position : changes.transfer_index) {
-        step.positions.push_back(prompt_length + position);
+      const auto& tokens = changes.decoded_tokens;
+      for (size_t i = 0; i < changes.transfer_index.size(); ++i) {
+        const int64_t position = prompt_length + changes.transfer_index[i];
+        const float confidence = i < changes.confidence.size() ? changes.confidence[i] : 0.0F;
+        if (meta.noise_canvas && confidence == kUntouchedConfidence) {
+          step.noise_positions.push_back(position);
+          step.noise_tokens.push_back(tokens[i]);
+          continue;
+        }
+        step.positions.push_back(position);
+        step.tokens.push_back(tokens[i]);
+        step.confidence.push_back(confidence);
       }
-      step.tokens.insert(step.tokens.end(), changes.decoded_tokens.begin(),
-                         changes.decoded_tokens.end());
-      step.confidence.insert(step.confidence.end(), changes.confidence.begin(),
-                             changes.confidence.end());
     }
-    step.confidence.resize(step.tokens.size(), 0.0F);
     if (!columns.rows_read.empty()) {
       if (columns.step[0] > 1 && !steps.empty()) {
         steps.back().kept_masks =
@@ -44,9 +50,13 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
       since_read = columns.since_read[0];
       rows_read = columns.rows_read[0];
     }
-    if (!denoising) {
+    if (!denoising && meta.noise_canvas) {
+      if (step.noise_positions.empty()) continue;
+      step.block = (step.noise_positions.front() - prompt_length) / meta.block_length;
+      step.step = 0;
+    } else if (!denoising) {
       if (step.positions.empty()) continue;
-      step.block = step.positions.front() / block_length;
+      step.block = step.positions.front() / meta.block_length;
     }
     steps.push_back(std::move(step));
   }
@@ -58,7 +68,7 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
 ReplaySource read_replay(const std::string& path, bool answers_alone) {
   const TraceReader reader(path);
   const TraceInfo& info = reader.info();
-  if (info.meta.mask_token_id < 0 && !answers_alone) {
+  if (info.meta.mask_token_id < 0 && !info.meta.noise_canvas && !answers_alone) {
     throw PromptError(
         fmt::format("{}: expected a block-diffusion trace to replay, got an "
                     "autoregressive one",
@@ -66,7 +76,7 @@ ReplaySource read_replay(const std::string& path, bool answers_alone) {
   }
   ReplaySource source;
   source.block_length = info.meta.block_length;
-  source.mask_token_id = info.meta.mask_token_id;
+  if (!info.meta.noise_canvas) source.mask_token_id = info.meta.mask_token_id;
   for (int64_t index = 0; index < info.num_sequences; ++index) {
     const SequenceInfo sequence = reader.sequence(index);
     if (sequence.aborted || sequence.finish_reason == FinishReason::unfinished) continue;

@@ -12,7 +12,7 @@ namespace blockscope {
 
 struct ReplaySource {
   int64_t block_length = 0;
-  int64_t mask_token_id = -1;
+  std::optional<int64_t> mask_token_id;  // none: canvases of random tokens
   std::vector<RunPrompt> prompts;  // requests with `replay` filled in, in the order of the trace
 };
 

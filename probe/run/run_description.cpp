@@ -28,6 +28,10 @@ std::string digest_of(const std::vector<RunPrompt>& prompts) {
     nlohmann::json replay = nlohmann::json::array();
     for (const ReplayStep& step : prompt.request.replay) {
       replay.push_back({step.block, step.positions, step.tokens});
+      if (!step.noise_positions.empty()) {
+        replay.back().push_back(step.noise_positions);
+        replay.back().push_back(step.noise_tokens);
+      }
     }
     nlohmann::json one = {prompt.name,
                           prompt.request.prompt,

@@ -217,11 +217,13 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   add("--gen-length", flags.gen_length, whole_number(1),
       "Generate this many positions and complete the last block. Fast-dLLM v2: max_new_tokens, "
       "including left-over prompt tokens");
-  app.add_option("--strategy", flags.strategy,
-                 choice_option_help("strategy", names_of(strategy_table())))
-      ->capture_default_str();
+  app.add_option(
+      "--strategy", flags.strategy,
+      choice_option_help("strategy", names_of(strategy_table())) +
+          fmt::format(" (default: {}; for DiffusionGemma {})", kMaskStrategy, kCanvasStrategy));
   add("--denoising-steps", flags.denoising_steps, whole_number(0),
-      "Take at most this many denoising steps per block (0: the block length)");
+      "Take at most this many denoising steps per block (0: the block length; strategy canvas: "
+      "48)");
   app.add_option("--cache", flags.cache,
                  choice_option_help("cache", names_of(cache_table())) +
                      " (default: one without approximation)");
@@ -247,7 +249,7 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
 }
 
 std::vector<std::string> DecodingFlags::files() const {
-  return {read_strategy(strategy).frequencies_file};
+  return {strategy.empty() ? "" : read_strategy(strategy).frequencies_file};
 }
 
 void add_policy_option(CLI::App& app, std::string& text) {
@@ -284,12 +286,14 @@ void note_shared_keys(const PolicyOptions& options, const LoadedModel& model) {
 }
 
 void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws) {
-  (void)read_strategy(flags.strategy);
+  if (!flags.strategy.empty()) (void)read_strategy(flags.strategy);
   if (!flags.cache.empty()) (void)read_cache(flags.cache);
   const bool sampled = flags.sampling.temperature > 0.0;
   refuse_idle(app, "--top-k", sampled, "--temperature above 0");
   refuse_idle(app, "--top-p", sampled, "--temperature above 0");
-  refuse_idle(app, "--seed", sampled || draws, "--temperature above 0");
+  // A canvas draws tokens at every step, but only the model's family says that it has one.
+  const bool canvas = flags.strategy.empty() || flags.strategy.starts_with(kCanvasStrategy);
+  refuse_idle(app, "--seed", sampled || draws || canvas, "--temperature above 0");
 }
 
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
@@ -312,19 +316,25 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   const ModelConfig& config = model.config;
   DecodeOptions options;
   const bool blocks = !config.attention_causal || config.mask_token_id.has_value();
-  options.mask_token_id = blocks ? require_mask_token_id(config) : -1;
+  options.canvas = config.gemma.has_value();
+  options.mask_token_id = blocks && !options.canvas ? require_mask_token_id(config) : -1;
   UnmaskingOptions& unmasking = options.unmasking;
-  unmasking = read_strategy(flags.strategy);
+  unmasking = read_strategy(!flags.strategy.empty() ? flags.strategy
+                            : options.canvas        ? kCanvasStrategy
+                                                    : kMaskStrategy);
   unmasking.block_length = blocks ? require_block_length(config) : 1;
-  unmasking.denoising_steps =
-      flags.denoising_steps == 0 ? unmasking.block_length : flags.denoising_steps;
+  const int64_t usual = strategy_entry(unmasking).usual_steps;
+  unmasking.denoising_steps = flags.denoising_steps > 0 ? flags.denoising_steps
+                              : usual > 0               ? usual
+                                                        : unmasking.block_length;
   if (blocks) load_frequencies(unmasking, model);
   options.bidirectional = config.attention_bidirectional;
-  if (const int64_t usual = family_of(config).sub_block_length; blocks && usual > 0) {
-    options.sub_block_length = flags.sub_block_length > 0 ? flags.sub_block_length
-                                                          : std::gcd(usual, unmasking.block_length);
+  if (const int64_t sub = family_of(config).sub_block_length; blocks && sub > 0) {
+    options.sub_block_length =
+        flags.sub_block_length > 0 ? flags.sub_block_length : std::gcd(sub, unmasking.block_length);
   }
-  const bool fuses = blocks && unmasking.block_length > 1 && !options.sub_blocks();
+  const bool fuses =
+      blocks && unmasking.block_length > 1 && !options.sub_blocks() && !options.canvas;
   options.cache = read_cache(!flags.cache.empty()               ? flags.cache
                              : options.bidirectional            ? "none"
                              : fuses && !flags.separate_commits ? "blockd"

@@ -83,8 +83,8 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
 void check_round_length(const std::string& option, int64_t length, const ModelConfig& draft);
 
 struct DecodingFlags {
-  std::string strategy = "low_confidence_static";  // a choice as text
-  int64_t denoising_steps = 0;                     // 0: the block length
+  std::string strategy{};       // a choice as text; empty: kMaskStrategy or kCanvasStrategy
+  int64_t denoising_steps = 0;  // 0: the block length
   bool no_graphs = false;
   bool separate_commits = false;  // default cache is `commit`: the command times single steps
   int64_t sub_block_length = 0;

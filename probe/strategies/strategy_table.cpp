@@ -20,6 +20,7 @@ StrategyEntry prefix_ordered_entry();
 StrategyEntry klass_entry();
 StrategyEntry pc_sampler_entry();
 StrategyEntry wino_entry();
+StrategyEntry canvas_entry();
 
 namespace {
 
@@ -35,7 +36,8 @@ std::vector<StrategyEntry>& strategies() {
                                           prefix_ordered_entry(),
                                           klass_entry(),
                                           pc_sampler_entry(),
-                                          wino_entry()};
+                                          wino_entry(),
+                                          canvas_entry()};
   return table;
 }
 
@@ -108,7 +110,9 @@ void check_unmasking_options(const UnmaskingOptions& options) {
     throw UsageError(
         fmt::format("block length: expected at least 1, got {}", options.block_length));
   }
-  if (options.denoising_steps < 1 || options.denoising_steps > options.block_length) {
+  const bool any_number = entry.usual_steps > 0;
+  if (options.denoising_steps < 1 ||
+      (!any_number && options.denoising_steps > options.block_length)) {
     throw UsageError(fmt::format(
         "denoising steps: expected 1 to the block length {}, got {}. HINT: more steps than "
         "positions would leave steps without a token",
@@ -157,7 +161,15 @@ std::string strategy_text(const UnmaskingOptions& options) {
 }
 
 void check_strategy_fits(const UnmaskingOptions& options, const StrategySite& site) {
-  const std::string why = strategy_entry(options).refuses(site);
+  const StrategyEntry& entry = strategy_entry(options);
+  if (entry.canvas != site.canvas) {
+    throw UsageError(fmt::format(
+        "strategy {}: {}. HINT: leave --strategy out for the model's own", options.strategy,
+        site.canvas
+            ? "fills masks, but this model's undecided positions hold random tokens"
+            : "is for canvases of random tokens (DiffusionGemma), but this model has masks"));
+  }
+  const std::string why = entry.refuses(site);
   if (!why.empty()) throw UsageError(fmt::format("strategy {}: {}", options.strategy, why));
 }
 

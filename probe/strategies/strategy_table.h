@@ -15,6 +15,9 @@
 
 namespace blockscope {
 
+/// What a run takes if nobody names a strategy.
+inline constexpr const char* kMaskStrategy = "low_confidence_static";
+inline constexpr const char* kCanvasStrategy = "canvas";  ///< for canvases of random tokens
 inline constexpr double kNoBound = std::numeric_limits<double>::infinity();
 
 /// One sequence's block while a strategy chooses from it.
@@ -40,6 +43,7 @@ struct StrategyStep {
 /// The run that a strategy must fit.
 struct StrategySite {
   bool bidirectional = false;
+  bool canvas = false;        ///< undecided positions hold random tokens
   bool logit_shift = false;   ///< the model has a token shift
   bool keeps_nothing = true;  ///< the cache keeps nothing of earlier passes
   std::string cache;          ///< its name, for messages
@@ -51,6 +55,9 @@ struct StrategyEntry : Choice<UnmaskingOptions> {
   bool remembers = false;      ///< remembers distributions from step to step (KlassMemory)
   bool plugin = false;         ///< added by add_strategy()
   bool second_look = false;    ///< takes tokens back after a second look (shadow_block.h)
+  bool canvas = false;         ///< for canvases of random tokens, and no other model (canvas.h)
+  int64_t usual_steps = 0;     ///< steps of a block by default, more or fewer than its length; 0:
+                               ///< the block length, which is also the most
   /// Computes the strategy's own scores [B], in float32. `by_place`: weighted by the place in the
   /// block.
   std::function<std::vector<float>(const UnmaskingOptions&, const std::vector<int64_t>& token,

@@ -49,6 +49,11 @@ struct UnmaskingOptions {
   double threshold_back = 0.9;   // wino: a token with a lower probability is masked again
   double pc_lambda = 0.25;       // pc_sampler: decay per position
   double pc_alpha = 10.0;        // pc_sampler: largest debiased confidence
+  double entropy_bound = 0.1;    // canvas: nats, without the largest of the accepted
+  double t_max = 0.8;            // canvas: temperature of the first step
+  double t_min = 0.4;            // canvas: temperature after the last one
+  int64_t stable_steps = 1;      // canvas: steps with equal best tokens before it may end
+  double stop_entropy = 0.005;   // canvas: mean nats below which it may end
   OwnValues own;                 // a plugin's options
   std::string frequencies_file;  // pc_sampler
   std::shared_ptr<const TokenFrequencies> frequencies;  // its content

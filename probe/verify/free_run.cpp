@@ -1,9 +1,22 @@
 #include "probe/verify/free_run.h"
 
+#include <utility>
+
 namespace blockscope {
 
 FreeRunObserver::FreeRunObserver(const DecodeOptions& options, const ReadShape& shape)
     : reads(shape), block_length_(options.block_length()), mask_token_id_(options.mask_token_id) {}
+
+namespace {
+
+void take_noise(const StepDecision& decision, ReplayStep& step) {
+  for (const Noise& one : decision.noise) {
+    step.noise_positions.push_back(one.position);
+    step.noise_tokens.push_back(one.token);
+  }
+}
+
+}  // namespace
 
 void FreeRunObserver::on_attention(const AttentionView& view) { pass_reads_.add(view); }
 
@@ -12,8 +25,13 @@ void FreeRunObserver::on_pass(const PassResult& result) {
   pass_reads_.move_to(reads, result.context);
   for (size_t s = 0; s < result.decisions.size(); ++s) {
     const auto& next = result.decisions[s].next;
-    if (!next) continue;
     const SequencePass& pass = result.context.sequences[s];
+    if (pass.kind != PassKind::denoise && !result.decisions[s].noise.empty()) {
+      ReplayStep begin{pass.kind == PassKind::prefill ? 0 : pass.block + 1, 0, {}, {}, {}};
+      take_noise(result.decisions[s], begin);
+      sequences[pass.sequence].steps.push_back(std::move(begin));
+    }
+    if (!next) continue;
     const int64_t begin = pass.kind == PassKind::prefill ? result.start + result.length
                                                          : (pass.block + 1) * block_length_;
     sequences[pass.sequence].steps.push_back(
@@ -57,6 +75,7 @@ void FreeRunObserver::on_pass(const PassResult& result) {
       step.tokens.push_back(mask_token_id_);
       step.confidence.push_back(revoked.confidence);
     }
+    take_noise(decision, step);
     step.kept_masks = decision.kept_masks;
     ++denoising_steps;
     tokens += decision.net_tokens();
