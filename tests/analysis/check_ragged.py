@@ -15,7 +15,8 @@ import trace_oracle as oracle
 
 BINARY = os.environ.get("BLOCKSCOPE_BINARY", "")
 RAGGED = ["--layers", "3", "--heads", "4", "--kv-heads", "4", "--head-dim", "10", "--layer-kv-heads", "4,4,2",
-          "--layer-head-dim", "6,6,10", "--layer-window", "5,5,0", "--prompt", "9", "--steps", "5", "--set-size", "3"]
+          "--layer-head-dim", "6,6,10", "--layer-window", "5,5,0", "--prompt", "9", "--steps", "5", "--set-size", "3",
+          "--digest", 64 * "a"]
 CASES = {"bf16": [], "noise": ["--noise"], "f32": ["--array-type", "f32", "--noise"], "invalid": ["--invalid", "1"],
          "some": ["--record-layers", "1,2", "--record-heads", "0,3", "--record-kv-heads", "0,1,3"],
          "small": ["--record-layers", "0,1"], "wide": ["--layer-window", "0,40,0"]}
@@ -177,7 +178,7 @@ def check_calibration(path, folder, name):
     """Mean cosines of heads, and savings: the layers have other numbers of keys, KV heads and channels."""
     trace = Ragged(path)
     file = os.path.join(folder, "reuse.json")
-    subprocess.run([BINARY, "calibrate", path, "--gamma", "0.9", "--tau", "inf" if False else "4", "-o", file, "--force"],
+    subprocess.run([BINARY, "calibrate", path, "--gamma", "0.9", "--tau", "4", "-o", file, "--force"],
                    check=True, capture_output=True)
     found = json.loads(pathlib.Path(file).read_text())
     kv_heads, dims, windows = (trace.file["/model/layer_" + one][:] for one in ("kv_heads", "head_dim", "window"))
@@ -198,10 +199,10 @@ def check_calibration(path, folder, name):
 
 def check_others(path, folder, name):
     """Commands that take such a trace, and what its padding must never become."""
-    for words in (["info", path], ["info", path, "--json"], ["analyze", path, "--metric", "all"],
+    for words in (["info", path], ["info", path, "--json"], ["analyze", path],
                   ["report", path, "-o", os.path.join(folder, "report.html"), "--force"],
                   ["export", path, "--format", "json", "-o", os.path.join(folder, "x.json"), "--force"],
-                  ["repack", path, os.path.join(folder, "again.h5"), "--force"],
+                  ["repack", path, "-o", os.path.join(folder, "again.h5"), "--force"],
                   ["diff", path, os.path.join(folder, "again.h5")]):
         run = subprocess.run([BINARY, *words], capture_output=True, text=True)
         assert run.returncode == 0, (name, words, run.stdout[-500:], run.stderr)
@@ -211,7 +212,7 @@ def main():
     tools = sys.argv[1]
     with tempfile.TemporaryDirectory(prefix="blockscope-ragged-") as folder:
         for name, flags in CASES.items():
-            path = oracle.make_trace(tools, folder, name, [*RAGGED, *flags] if name != "wide" else [
+            path = oracle.make_trace(tools, folder, "ragged_" + name, [*RAGGED, *flags] if name != "wide" else [
                 *RAGGED[:RAGGED.index("--layer-window")], *flags, *RAGGED[RAGGED.index("--layer-window") + 2:]])
             count = check_metrics(tools, path, name)
             if BINARY:
