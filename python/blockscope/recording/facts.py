@@ -26,8 +26,8 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
             sequence: Sequence, logits: torch.Tensor | None, shape: LayerShape) -> dict[str, Any]:
     """At the first denoising pass; sequence: the batch's first one. layers: the recorded ones."""
     sizes = shape.sizes
-    kv_heads = (HeadChoice.of(settings.heads, shape.heads, shape.kv_heads).kv if sizes is None or settings.heads is None
-                else sizes.read_by(settings.heads, shape.heads, layers))
+    kv_heads = (HeadChoice.of(settings.heads, shape.heads, shape.kv_heads).kv if sizes is None
+                else sizes.read_by(settings.heads or range(shape.heads), shape.heads, layers))
     hidden, video = running.hidden_size or config_value(model, *HIDDEN_SIZE), settings.video
     vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
     if video is not None:
