@@ -189,10 +189,7 @@ AnalyzeSelection parse_selection(const AnalyzeFlags& flags, const TraceShape& sh
   }
   if (!flags.heads.empty()) {
     selection.heads = indices_of(flags.heads, "--head", shape.heads, shape.num_heads);
-    const std::int64_t group = shape.num_heads / std::max<std::int64_t>(shape.num_kv_heads, 1);
-    std::set<std::int64_t> used;
-    for (const std::int64_t head : *selection.heads) used.insert(head / group);
-    selection.kv_heads.emplace(used.begin(), used.end());
+    selection.kv_heads = shape.kv_heads_used_by(*selection.heads);
   }
   if (!flags.steps.empty()) selection.steps = parse_index_set(flags.steps, "--step", 1);
   if (!flags.blocks.empty()) selection.rows.blocks = parse_index_set(flags.blocks, "--block", 0);

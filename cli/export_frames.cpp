@@ -107,7 +107,7 @@ ordered_json delta_json(const TraceReader& reader, std::int64_t row, const Frame
 std::size_t response_length(const TraceReader& reader, const SequenceInfo& info,
                             const Frame& last) {
   std::size_t length = last.gen_length;
-  while (length > 0 && last.generated_tokens[length - 1] == last.mask_token_id) --length;
+  while (length > 0 && last.undecided(length - 1)) --length;
   if (info.finish_reason != FinishReason::stop) return length;
   const std::set<std::int64_t> stops = stop_ids(reader);
   for (std::size_t i = 0; i < length; ++i) {
@@ -119,6 +119,12 @@ std::size_t response_length(const TraceReader& reader, const SequenceInfo& info,
 }  // namespace
 
 ordered_json frames_json(const TraceReader& reader, std::int64_t index) {
+  if (reader.info().meta.noise_canvas) {
+    throw TraceError(fmt::format(
+        "{}: its canvases hold noise in place of masks, which d2Cache's frames can't express. "
+        "HINT: --format json",
+        reader.info().path));
+  }
   const DecodeRecord record = reader.decode_record(index);
   const std::vector<std::int64_t> rows = denoising_rows(reader, index);
   const Frame& first = record.initial_frame();
@@ -146,8 +152,7 @@ ordered_json step_map_json(const TraceReader& reader, std::int64_t index) {
   item["step_map"] = ordered_json::array();
   for (std::size_t i = 0; i < length; ++i) {
     item["token_ids"].push_back(last.generated_tokens[i]);
-    item["step_map"].push_back(last.generated_tokens[i] == last.mask_token_id ? 0
-                                                                              : last.steps[i] + 1);
+    item["step_map"].push_back(last.undecided(i) ? 0 : last.steps[i] + 1);
   }
   return item;
 }

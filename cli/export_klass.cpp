@@ -57,7 +57,8 @@ class KlassWriter {
 
   ordered_json write() {
     if (reader_.info().meta.mask_token_id < 0) {
-      refuse("was decoded token by token, without masks");
+      refuse(reader_.info().meta.noise_canvas ? "was decoded without masks, from noise"
+                                              : "was decoded token by token, without masks");
     }
     ordered_json steps = ordered_json::array();
     Frame frame = make_initial_frame(info_.prompt, static_cast<std::size_t>(info_.gen_length),
@@ -84,9 +85,9 @@ class KlassWriter {
   };
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw TraceError(
-        fmt::format("{}: sequence {} {}, which KLASS's form can't express. HINT: --format frames",
-                    reader_.info().path, index_, what));
+    throw TraceError(fmt::format(
+        "{}: sequence {} {}, which KLASS's form can't express. HINT: --format {}",
+        reader_.info().path, index_, what, reader_.info().meta.noise_canvas ? "json" : "frames"));
   }
 
   void check(std::int64_t row, bool denoises, const SequenceDelta& delta,

@@ -142,6 +142,7 @@ Summary summarise(const TraceReader& reader) {
   for (const std::int64_t layer : info.meta.layers) summary.layers.push_back({layer, {}});
   std::vector<std::int64_t> last_block(static_cast<std::size_t>(info.num_sequences), -1);
   std::vector<std::int64_t> lengths(last_block.size(), -1);  // of canvases
+  std::vector<DecidedPositions> decided(last_block.size());
   const std::vector<std::uint8_t> aborted = reader.aborted();
   summary.aborted.sequences = info.num_sequences - std::ranges::count(aborted, 0);
   summary.sequences = info.num_sequences - summary.aborted.sequences;
@@ -150,7 +151,9 @@ Summary summarise(const TraceReader& reader) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(steps.count); ++i) {
       const auto sequence = static_cast<std::size_t>(steps.sequence[i]);
       const bool real = aborted.at(sequence) == 0;
-      const std::int64_t tokens = net_transfers(reader.delta(first + static_cast<std::int64_t>(i)));
+      const FrameDelta delta = reader.delta(first + static_cast<std::int64_t>(i));
+      const std::int64_t tokens =
+          info.meta.noise_canvas ? decided.at(sequence).add(delta) : net_transfers(delta);
       if (!real) {
         summary.aborted.rows += 1;
         summary.aborted.tokens += denoises(steps, i) ? tokens : 0;
@@ -319,8 +322,8 @@ void print_table(const TraceInfo& info, const Summary& summary) {
   const std::string shape =
       knows_model_shape(meta)
           ? fmt::format("{}, {}, {}, head_dim {}", plural(meta.num_layers, "layer"),
-                        plural(meta.num_heads, "query head"), plural(meta.num_kv_heads, "KV head"),
-                        meta.head_dim)
+                        plural(meta.num_heads, "query head"), meta.kv_heads_text(),
+                        meta.head_dim_text())
           : "shape unknown: not in the imported file";
   if (meta.continuous()) {
     line("model", shape);
@@ -329,9 +332,12 @@ void print_table(const TraceInfo& info, const Summary& summary) {
          fmt::format("{} tokens, {} of them in the arrays", meta.block_tokens, meta.block_length));
   } else {
     line("model", fmt::format("{}, vocabulary {}", shape, meta.vocab_size));
-    line("mask token", meta.mask_token_id < 0 ? "none" : std::to_string(meta.mask_token_id));
+    line("mask token", meta.noise_canvas        ? "none: undecided positions hold noise"
+                       : meta.mask_token_id < 0 ? "none"
+                                                : std::to_string(meta.mask_token_id));
     line("block length", std::to_string(meta.block_length));
   }
+  if (!meta.window_text().empty()) line("windows", meta.window_text());
   line("level", fmt::format("{}, {}, {}", to_string(meta.level),
                             plural(static_cast<std::int64_t>(meta.layers.size()), "layer"),
                             plural(static_cast<std::int64_t>(meta.heads.size()), "head")));

@@ -81,10 +81,7 @@ void require_steps(const TraceGroup& traces, const RowSelection& rows) {
 /// The KV heads that query heads use.
 Indices kv_heads_of(const Indices& heads, const TraceShape& shape) {
   if (!heads) return std::nullopt;
-  const std::int64_t group = shape.num_heads / std::max<std::int64_t>(shape.num_kv_heads, 1);
-  std::set<std::int64_t> used;
-  for (const std::int64_t head : *heads) used.insert(head / std::max<std::int64_t>(group, 1));
-  return std::vector<std::int64_t>(used.begin(), used.end());
+  return shape.kv_heads_used_by(*heads);
 }
 
 bool any_has(const std::vector<MetricResult>& results, const std::string& axis) {

@@ -35,6 +35,10 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.num_heads = entry<std::int64_t>(from, "num_heads");
   meta.num_kv_heads = entry<std::int64_t>(from, "num_kv_heads");
   meta.head_dim = entry<std::int64_t>(from, "head_dim");
+  meta.layer_kv_heads = entry<std::vector<std::int64_t>>(from, "layer_kv_heads");
+  meta.layer_head_dim = entry<std::vector<std::int64_t>>(from, "layer_head_dim");
+  meta.layer_window = entry<std::vector<std::int64_t>>(from, "layer_window");
+  meta.noise_canvas = entry<bool>(from, "noise_canvas");
   meta.hidden_size = entry<std::int64_t>(from, "hidden_size");
   meta.vocab_size = entry<std::int64_t>(from, "vocab_size");
   meta.mask_token_id = entry<std::int64_t>(from, "mask_token_id");

@@ -104,6 +104,10 @@ nb::dict info_of(TraceHandle& trace) {
   result["num_heads"] = meta.num_heads;
   result["num_kv_heads"] = meta.num_kv_heads;
   result["head_dim"] = meta.head_dim;
+  result["layer_kv_heads"] = meta.layer_kv_heads;
+  result["layer_head_dim"] = meta.layer_head_dim;
+  result["layer_window"] = meta.layer_window;
+  result["noise_canvas"] = meta.noise_canvas;
   result["hidden_size"] = meta.hidden_size;
   result["vocab_size"] = meta.vocab_size;
   result["mask_token_id"] = meta.mask_token_id;

@@ -74,36 +74,48 @@ ReusePredictor::ReusePredictor(const CalibrationSums& sums, ReuseGranularity gra
         "`--record outputs`");
   }
   const auto heads = static_cast<std::size_t>(sums.model.heads);
-  const auto group = static_cast<std::size_t>(sums.model.heads / sums.model.kv_heads);
   const RangeMatrices<double> similarity = within_bound(sums.similarity, sums.lse_drift, lse_bound);
   num_heads_ = static_cast<std::size_t>(sums.model.layers) * heads;
   keys_.resize(num_heads_ * similarity.size());
+  for (const ReusePin& pin : pins) check_pin(sums, pin);
   for (std::size_t range = 0; range < similarity.size(); ++range) {
-    std::vector<double> keys;  // [layers * heads], H a multiple of the group's size
-    for (const std::vector<double>& row : similarity[range]) {
-      for (const double value : row) keys.push_back(key_of(value));
+    HeadMatrix<double>& of_heads = head_keys_.emplace_back();
+    HeadMatrix<double>& of_groups = group_keys_.emplace_back();
+    for (std::size_t layer = 0; layer < similarity[range].size(); ++layer) {
+      const auto index = static_cast<std::int64_t>(layer);
+      const auto group = static_cast<std::size_t>(sums.sizes.group_size(index));
+      std::vector<double> keys;
+      for (const double value : similarity[range][layer]) keys.push_back(key_of(value));
+      const auto least_of_group = [&](std::size_t first) {
+        const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(first);
+        return *std::min_element(begin, begin + static_cast<std::ptrdiff_t>(group));
+      };
+      for (std::size_t first = 0; first < keys.size(); first += group) {
+        if (granularity == ReuseGranularity::head) break;
+        std::fill_n(keys.begin() + static_cast<std::ptrdiff_t>(first), group,
+                    least_of_group(first));
+      }
+      for (const ReusePin& pin : pins) {
+        if (pin.layer != index) continue;
+        keys[static_cast<std::size_t>(pin.head)] = pin.reuse ? kInfinity : -kInfinity;
+      }
+      std::vector<double>& groups = of_groups.emplace_back();
+      for (std::size_t first = 0; first < keys.size(); first += group) {
+        groups.push_back(least_of_group(first));
+      }
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        keys_[(layer * heads + i) * similarity.size() + range] = keys[i];
+      }
+      std::ranges::sort(groups, std::greater<>());
+      std::ranges::sort(keys, std::greater<>());
+      of_heads.push_back(std::move(keys));
     }
-    const auto least_of_group = [&](std::size_t first) {
-      const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(first);
-      return *std::min_element(begin, begin + static_cast<std::ptrdiff_t>(group));
-    };
-    for (std::size_t first = 0; first < keys.size(); first += group) {
-      if (granularity == ReuseGranularity::head) break;
-      std::fill_n(keys.begin() + static_cast<std::ptrdiff_t>(first), group, least_of_group(first));
-    }
-    for (const ReusePin& pin : pins) {
-      check_pin(sums, pin);
-      keys[static_cast<std::size_t>(pin.layer) * heads + static_cast<std::size_t>(pin.head)] =
-          pin.reuse ? kInfinity : -kInfinity;
-    }
-    std::vector<double>& groups = group_keys_.emplace_back();
-    for (std::size_t first = 0; first < keys.size(); first += group) {
-      groups.push_back(least_of_group(first));
-    }
-    for (std::size_t i = 0; i < keys.size(); ++i) keys_[i * similarity.size() + range] = keys[i];
-    std::ranges::sort(groups, std::greater<>());
-    std::ranges::sort(keys, std::greater<>());
-    head_keys_.push_back(std::move(keys));
+  }
+  for (std::size_t layer = 0; layer < sums.keys.size(); ++layer) {
+    const auto index = static_cast<std::int64_t>(layer);
+    const auto channels = static_cast<double>(sums.sizes.head_dim_of(index));
+    bytes_ += sums.keys[layer] * channels * static_cast<double>(sums.sizes.kv_heads_of(index));
+    flops_ += sums.flops[layer] * channels * static_cast<double>(heads);
   }
   for (const double key : keys_) {
     if (std::isfinite(key)) levels_.push_back(key);
@@ -114,7 +126,9 @@ ReusePredictor::ReusePredictor(const CalibrationSums& sums, ReuseGranularity gra
 
 std::int64_t ReusePredictor::heads(const std::vector<double>& gammas) const {
   std::size_t count = 0;
-  for (std::size_t r = 0; r < gammas.size(); ++r) count += above(head_keys_[r], gammas[r]);
+  for (std::size_t r = 0; r < gammas.size(); ++r) {
+    for (const std::vector<double>& layer : head_keys_[r]) count += above(layer, gammas[r]);
+  }
   return static_cast<std::int64_t>(count);
 }
 
@@ -127,16 +141,21 @@ ReusePoint ReusePredictor::at(const std::vector<double>& gammas, std::int64_t ta
   const std::size_t ranges = sums.ranges.size();
   ReusePoint point;
   point.gamma = gammas.front();
+  double bytes = 0.0;
+  double flops = 0.0;
   for (std::size_t r = 0; r < ranges; ++r) {
-    const std::size_t heads = above(head_keys_[r], gammas[r]);
-    const std::size_t groups = above(group_keys_[r], gammas[r]);
-    point.heads += static_cast<std::int64_t>(heads);
-    point.byte_saving +=
-        share(sums.ranges[r].reusing_keys, sums_.keys) *
-        share(static_cast<double>(groups), static_cast<double>(group_keys_[r].size()));
-    point.flop_saving += share(sums.ranges[r].reusing_flops, sums_.flops) *
-                         share(static_cast<double>(heads), static_cast<double>(num_heads_));
+    for (std::size_t layer = 0; layer < head_keys_[r].size(); ++layer) {
+      const std::size_t heads = above(head_keys_[r][layer], gammas[r]);
+      const std::size_t groups = above(group_keys_[r][layer], gammas[r]);
+      const auto channels =
+          static_cast<double>(sums_.sizes.head_dim_of(static_cast<std::int64_t>(layer)));
+      point.heads += static_cast<std::int64_t>(heads);
+      bytes += sums.ranges[r].reusing_keys[layer] * static_cast<double>(groups) * channels;
+      flops += sums.ranges[r].reusing_flops[layer] * static_cast<double>(heads) * channels;
+    }
   }
+  point.byte_saving = share(bytes, bytes_);
+  point.flop_saving = share(flops, flops_);
   if (!sums.errors_known) return point;
   ReuseErrorSums reused, steps;  // where heads reuse; at all steps that may reuse
   double reference_all = 0.0;
@@ -155,17 +174,16 @@ ReusePoint ReusePredictor::at(const std::vector<double>& gammas, std::int64_t ta
       reference_all += taken.reference + range.recomputed[head].reference;
     }
   }
-  const std::int64_t channels = sums_.head_dim;
   const auto l2 = [&](double reference) { return std::sqrt(reused.squared / reference); };
   point.terms = steps.terms;
   if (point.terms > 0) {
     point.relative_l2 = l2(steps.reference);
-    point.mean_l1 = reused.absolute / static_cast<double>(point.terms * channels);
+    point.mean_l1 = reused.absolute / static_cast<double>(steps.values);
   }
   point.terms_reused = reused.terms;
   if (point.terms_reused > 0) {
     point.relative_l2_reused = l2(reused.reference);
-    point.mean_l1_reused = reused.mean_l1(channels);
+    point.mean_l1_reused = reused.mean_l1();
   }
   if (reference_all > 0.0) point.relative_l2_all_steps = l2(reference_all);
   return point;
@@ -177,10 +195,15 @@ ReusePrediction ReusePredictor::predict(const std::vector<double>& gammas, std::
   prediction.point = at(gammas, tau);
   prediction.steps = sums_.steps;
   prediction.reusing_steps = sums.reusing_steps;
-  const double keys = sums_.keys * static_cast<double>(group_keys_.front().size());
+  double keys = 0.0;
   double spared = 0.0;
-  for (std::size_t r = 0; r < sums.ranges.size(); ++r) {
-    spared += sums.ranges[r].reusing_keys * static_cast<double>(above(group_keys_[r], gammas[r]));
+  for (std::size_t layer = 0; layer < sums_.keys.size(); ++layer) {
+    keys += sums_.keys[layer] *
+            static_cast<double>(sums_.sizes.kv_heads_of(static_cast<std::int64_t>(layer)));
+    for (std::size_t r = 0; r < sums.ranges.size(); ++r) {
+      spared += sums.ranges[r].reusing_keys[layer] *
+                static_cast<double>(above(group_keys_[r][layer], gammas[r]));
+    }
   }
   prediction.external_keys = std::llround(keys);
   prediction.external_keys_read = std::llround(keys - spared);

@@ -52,13 +52,14 @@ class ReusePredictor {
 
  private:
   const CalibrationSums& sums_;
-  std::size_t num_heads_ = 0;                    ///< layers * heads
-  std::vector<double> keys_;                     ///< [layers * heads * ranges]; a head reuses in a
-                                                 ///< range iff its key > gamma; pinned: +-inf
-  std::vector<std::vector<double>> head_keys_;   ///< [ranges], falling: the same
-  std::vector<std::vector<double>> group_keys_;  ///< [ranges], falling; a KV head is not read iff
-                                                 ///< its key > gamma
-  std::vector<double> levels_;                   ///< distinct keys, rising
+  std::size_t num_heads_ = 0;  ///< layers * heads
+  std::vector<double> keys_;  ///< [layers * heads * ranges]; a head reuses in a range iff its key >
+                              ///< gamma; pinned: +-inf
+  RangeMatrices<double> head_keys_;   ///< [ranges][layers], falling: the same
+  RangeMatrices<double> group_keys_;  ///< [ranges][layers], falling; a KV head is not read iff its
+                                      ///< key > gamma
+  std::vector<double> levels_;        ///< distinct keys, rising
+  double bytes_ = 0.0, flops_ = 0.0;  ///< of all steps, in units of an element; B N H D
 
   double gamma_of_interval(std::size_t interval) const;
   std::size_t num_intervals() const { return levels_.size() + 1; }

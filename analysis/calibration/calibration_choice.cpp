@@ -163,7 +163,7 @@ Calibration choose(const CalibrationSums& sums, const CalibrationRequest& reques
   const auto within = within_bound(sums.similarity, sums.lse_drift, request.lse_bound);
   for (std::size_t range = 0; range < ranges; ++range) {
     chosen.reuse.heads.push_back(reuse_mask(within[range], chosen.gamma[range], request.granularity,
-                                            sums.model.kv_heads, request.pins));
+                                            sums.model, request.pins));
   }
   chosen.predicted = predictor.predict(chosen.gamma, request.tau);
   chosen.trust = trust_of(sums, chosen);

@@ -95,7 +95,7 @@ void CalibrationMetric::add_block(const BlockSteps& block) {
 }
 
 void CalibrationMetric::add(const StepView& step) {
-  if (step.now().context_length == 0) return;
+  if (shape_.keys_at(step.layer(), step.now().context_length) == 0) return;
   Layer& layer = layers_[step.layer()];
   if (reader_.reads_summary()) {
     if (step.previous() != nullptr) add_stored_similarity(step, layer);
@@ -154,7 +154,7 @@ CalibrationMetric::Change CalibrationMetric::compare(const StepView& step, const
                                                      Layer& layer) const {
   const std::size_t block = step.valid().size();
   const std::size_t range = ranges_.of(step.now().step);
-  const auto head_size = block * static_cast<std::size_t>(shape_.head_dim);
+  const auto head_size = block * static_cast<std::size_t>(shape_.channels_at(step.layer()));
   sum_cosines(pair.external, step.now(fields_.external).slice(first * head_size, heads * head_size),
               heads, pair.valid, step.valid(), layer.cosines);
   const auto lse = step.now(fields_.lse_external).floats().subspan(first * block, heads * block);
@@ -203,8 +203,8 @@ void CalibrationMetric::keep(const StepView& step, std::size_t head, KeptPair& p
   const ArrayView now = step.now(fields_.external);
   const auto lse = step.now(fields_.lse_external).floats();
   const std::size_t block = step.valid().size();
-  const std::size_t bytes =
-      block * static_cast<std::size_t>(shape_.head_dim) * (now.type == ViewType::bf16 ? 2U : 4U);
+  const std::size_t bytes = block * static_cast<std::size_t>(shape_.channels_at(step.layer())) *
+                            (now.type == ViewType::bf16 ? 2U : 4U);
   std::memcpy(pair.external.data() + head * bytes, now.data + head * bytes, bytes);
   std::copy_n(lse.begin() + static_cast<std::ptrdiff_t>(head * block), block,
               pair.lse.begin() + static_cast<std::ptrdiff_t>(head * block));
@@ -229,8 +229,10 @@ void CalibrationMetric::keep_all(const StepView& step, KeptPair& pair) const {
 ExternalPair CalibrationMetric::pair_of(const KeptPair& pair, std::size_t first,
                                         std::size_t heads) const {
   const std::size_t block = pair.valid[first].size();
-  const auto head_size = block * static_cast<std::size_t>(shape_.head_dim);
-  const ArrayView all{pair.external.data(), shape_.heads.size() * head_size, pair.type};
+  const std::size_t all_heads = pair.valid.size();
+  const std::size_t words = pair.external.size() / (pair.type == ViewType::bf16 ? 2U : 4U);
+  const std::size_t head_size = words / all_heads;
+  const ArrayView all{pair.external.data(), words, pair.type};
   return {all.slice(first * head_size, heads * head_size),
           std::span(pair.lse).subspan(first * block, heads * block), pair.valid[first]};
 }

@@ -46,6 +46,23 @@ std::string prompts_digest(const TraceReader& trace, const std::set<std::int64_t
   return to_hex(digest.finish());
 }
 
+/// The external keys of each layer of the model at a step.
+std::vector<double> keys_of_layers(const TraceShape& shape, const StepRef& step) {
+  std::vector<double> keys;
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    keys.push_back(static_cast<double>(shape.external_keys(layer, step.context_length)));
+  }
+  return keys;
+}
+
+void add_keys(const std::vector<double>& of_step, double rows, std::vector<double>& keys,
+              std::vector<double>& flops) {
+  for (std::size_t layer = 0; layer < of_step.size(); ++layer) {
+    keys[layer] += of_step[layer];
+    flops[layer] += of_step[layer] * rows;
+  }
+}
+
 /// The savings of a trace. Adds to an upper bound of its step pairs, [ranges].
 void add_steps(const TraceReader& trace, const TraceShape& shape, const RowSelection& selection,
                CalibrationSums& sums, std::vector<std::int64_t>& pairs) {
@@ -64,18 +81,17 @@ void add_steps(const TraceReader& trace, const TraceShape& shape, const RowSelec
     for (const StepRef& step : block.steps) {
       if (step.context_length == 0) continue;
       ++source.rows;
-      const auto keys = static_cast<double>(step.context_length);
-      const double flops = keys * positions.at(static_cast<std::size_t>(step.row));
-      sums.keys += keys;
-      sums.flops += flops;
+      const double rows = positions.at(static_cast<std::size_t>(step.row));
+      const std::vector<double> keys = keys_of_layers(shape, step);
+      add_keys(keys, rows, sums.keys, sums.flops);
       const std::size_t range = sums.ranges.of(step.step);
       if (step.step > 1 && step.recorded) ++pairs[range];
       for (std::size_t t = 0; t < sums.taus.size(); ++t) {
         TauSums& tau = sums.taus[t];
         if (!counters[t].reuses(step.step, step.changed, step.decided)) continue;
         ++tau.reusing_steps;
-        tau.ranges[range].reusing_keys += keys;
-        tau.ranges[range].reusing_flops += flops;
+        RangeSums& into = tau.ranges[range];
+        add_keys(keys, rows, into.reusing_keys, into.reusing_flops);
       }
     }
   }
@@ -102,11 +118,14 @@ CalibrationSums empty_sums(const TraceGroup& traces, const std::vector<std::int6
                     shape.num_layers, shape.num_heads));
   }
   CalibrationSums sums;
-  sums.model = {shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.model_digest};
-  sums.head_dim = shape.head_dim;
+  sums.model = {shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.model_digest,
+                shape.layer_kv_heads};
+  sums.sizes = shape;
   sums.ranges = ranges;
   const auto layers = static_cast<std::size_t>(shape.num_layers);
   const auto heads = static_cast<std::size_t>(shape.num_heads);
+  sums.keys.resize(layers);
+  sums.flops.resize(layers);
   const HeadMatrix<double> nothing(layers, std::vector<double>(heads, kNotMeasured));
   for (auto* matrices : {&sums.similarity, &sums.standard_deviation, &sums.standard_error, &sums.p5,
                          &sums.lse_drift}) {
@@ -121,7 +140,8 @@ CalibrationSums empty_sums(const TraceGroup& traces, const std::vector<std::int6
     of_tau.tau = tau;
     for (std::size_t range = 0; range < ranges.size(); ++range) {
       const std::vector<ReuseErrorSums> none(layers * heads);
-      of_tau.ranges.push_back({0.0, 0.0, {range + 1, none}, none, {}});
+      const std::vector<double> no_keys(layers);
+      of_tau.ranges.push_back({no_keys, no_keys, {range + 1, none}, none, {}});
     }
     sums.taus.push_back(std::move(of_tau));
   }

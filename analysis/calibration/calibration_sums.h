@@ -26,8 +26,8 @@ namespace blockscope {
 
 /// Sums over the steps of one range, for one tau.
 struct RangeSums {
-  double reusing_keys = 0.0;   ///< sum of N over the steps that may reuse
-  double reusing_flops = 0.0;  ///< sum of B N over them
+  /// [layers]: sum of the layer's external keys N over the steps that may reuse, and of B N.
+  std::vector<double> reusing_keys, reusing_flops;
   /// [layers * heads] of the model, over these steps; all zero for a head that was not recorded.
   /// reused[0]: if the head read last where the rule says so. reused[1 + r]: if it also read, by
   /// its mask, up to the last step of the earlier range r.
@@ -47,10 +47,11 @@ struct TauSums {
 
 struct CalibrationSums {
   ReuseModel model;
-  std::int64_t head_dim = 0;
+  LayerSizes sizes;        ///< of the model
   std::int64_t steps = 0;  ///< denoising steps with a prefix, recorded or not
-  double keys = 0.0;       ///< sum of N over them
-  double flops = 0.0;      ///< sum of B N over them, B = positions that exist
+  /// [layers]: sum of N over them, and of B N; N = the layer's external keys, B = positions that
+  /// exist.
+  std::vector<double> keys, flops;
   ReuseCount tau_counts = ReuseCount::since_read;  ///< what these tau count
   std::vector<TauSums> taus;
 

@@ -46,7 +46,7 @@ InternalKeys internal_keys(const TraceReader& trace, std::int64_t row, std::size
                            std::size_t kv_head) {
   const TraceMeta& meta = trace.info().meta;
   const auto all = trace.read_floats_at(Field::block_key, row, static_cast<std::int64_t>(layer));
-  const auto dim = static_cast<std::size_t>(meta.head_dim);
+  const auto dim = static_cast<std::size_t>(meta.channels_at(layer));
   const auto block = static_cast<std::size_t>(meta.block_length);
   InternalKeys keys;
   for (std::size_t i = 0; i < block; ++i) {
@@ -168,10 +168,9 @@ void normalise(std::span<float> row, std::size_t num_external, double scale, dou
 
 }  // namespace
 
-std::size_t kv_slot_of(const TraceReader& trace, std::size_t head) {
+std::size_t kv_slot_of(const TraceReader& trace, std::size_t layer, std::size_t head) {
   const TraceMeta& meta = trace.info().meta;
-  const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
-  const std::int64_t wanted = meta.heads.at(head) / group;
+  const std::int64_t wanted = meta.kv_head_of(meta.layers.at(layer), meta.heads.at(head));
   const auto found = std::ranges::find(meta.kv_heads, wanted);
   if (found == meta.kv_heads.end()) {
     throw TraceError(fmt::format(
@@ -184,7 +183,7 @@ std::size_t kv_slot_of(const TraceReader& trace, std::size_t head) {
 
 KeysOutside keys_outside(const TraceReader& trace, std::int64_t row, std::size_t layer,
                          std::size_t kv_head) {
-  if (has_maps_alone(trace)) return {external_positions(trace, row), {}};
+  if (has_maps_alone(trace)) return {external_positions(trace, row, layer), {}};
   require_field(trace, Field::prefix_key, kAttentionMap);
   TraceReader::Prefix keys =
       trace.prefix(Field::prefix_key, row, static_cast<std::int64_t>(layer), kv_head);
@@ -209,13 +208,14 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
                     "another step",
                     trace.info().path, row));
   }
-  if (std::ssize(outside.positions) != step.context_length[0]) {
+  const std::int64_t expected = meta.keys_at(layer, step.context_length[0]);
+  if (std::ssize(outside.positions) != expected) {
     throw CorruptTrace(fmt::format(
         "{}:/prefix/position: row {}: expected {} keys, got {}. HINT: the file is damaged",
-        trace.info().path, row, step.context_length[0], outside.positions.size()));
+        trace.info().path, row, expected, outside.positions.size()));
   }
-  const InternalKeys inside = internal_keys(trace, row, layer, kv_slot_of(trace, head));
-  const auto dim = static_cast<std::size_t>(meta.head_dim);
+  const InternalKeys inside = internal_keys(trace, row, layer, kv_slot_of(trace, layer, head));
+  const auto dim = static_cast<std::size_t>(meta.channels_at(layer));
   AttentionMap map;
   map.positions = outside.positions;
   map.num_external = outside.positions.size();
@@ -293,11 +293,12 @@ MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const Attention
     std::int64_t token = -1;
     if (generated < 0) {
       token = prompt[static_cast<std::size_t>(position)];
+      // A prompt may hold masks of its own, which the model fills in.
+      if (token == frame.mask_token_id) token = -1;
     } else if (generated < std::ssize(frame.generated_tokens)) {
-      token = frame.generated_tokens[static_cast<std::size_t>(generated)];
+      const auto at = static_cast<std::size_t>(generated);
+      if (!frame.undecided(at)) token = frame.generated_tokens[at];
     }
-    // A prompt may hold masks of its own, which the model fills in.
-    if (token == frame.mask_token_id) token = -1;
     result.tokens.push_back(token);
     result.regions.push_back(regions.at(position, token == -1));
   }
@@ -331,7 +332,7 @@ MetricResult attention_matrix(const TraceGroup& traces, const MatrixRequest& req
   std::size_t kv_head = 0;
   KeysOutside keys;
   for (const std::size_t head : heads) {
-    const std::size_t needed = kv_slot_of(trace, head);
+    const std::size_t needed = kv_slot_of(trace, slot, head);
     if (values.empty() || needed != kv_head) {
       kv_head = needed;
       keys = keys_outside(trace, row, slot, kv_head);

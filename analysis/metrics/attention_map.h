@@ -16,8 +16,8 @@ namespace blockscope {
 
 /// Keys of one layer and KV head outside the block, as the row read them.
 struct KeysOutside {
-  std::vector<std::int32_t> positions;  ///< [N], ascending
-  std::vector<float> values;            ///< [N, head_dim], after QK-norm and RoPE
+  std::vector<std::int32_t> positions;  ///< [N], ascending; N as the layer's window has it
+  std::vector<float> values;            ///< [N, the layer's head_dim], after QK-norm and RoPE
 };
 /// `layer` and `kv_head` are recorded slots. Values are empty for a trace that has weights instead.
 /// Throws TraceError for a trace with neither.
@@ -45,20 +45,20 @@ struct AttentionMap {
 /// recorded slots. `outside`: keys_outside() of the same row, layer and the head's KV head. Scores
 /// are accumulated in float32, the softmax in float64. Throws TraceError below level full or for a
 /// row without arrays, or a layer, head or step whose weights were not recorded, CorruptTrace if
-/// the number of keys is not the row's context_length.
+/// the number of keys is not that of the layer (LayerSizes::keys_at).
 AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
                            std::size_t head, const KeysOutside& outside);
 
-/// The recorded slot of the KV head that a recorded query head reads. Throws TraceError if it was
-/// not recorded.
-std::size_t kv_slot_of(const TraceReader& trace, std::size_t head);
+/// The recorded slot of the KV head that a recorded query head reads in a recorded layer. Throws
+/// TraceError if it was not recorded.
+std::size_t kv_slot_of(const TraceReader& trace, std::size_t layer, std::size_t head);
 
 /// The names of regions of a trace's keys: kRegionNames, and the parts of its prompts.
 std::vector<std::string> region_names(const TraceMeta& meta);
 
 /// Tokens and regions of the keys of a map, from the state before the row.
 struct MapTokens {
-  std::vector<std::int64_t> tokens;  ///< [N + T]; -1: a mask
+  std::vector<std::int64_t> tokens;  ///< [N + T]; -1: undecided
   std::vector<std::size_t> regions;  ///< [N + T], indices into region_names()
 };
 MapTokens map_tokens(const TraceReader& trace, std::int64_t row, const AttentionMap& map);

@@ -105,9 +105,7 @@ void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std
       }
       const std::int64_t position = part.transfer_index[i] - origin;
       const bool inside = position >= 0 && position < static_cast<std::int64_t>(settled_at.size());
-      if (source < part.decoded_tokens.size() && !part.transfer_step.empty() &&
-          part.decoded_tokens[source] == trace.info().meta.mask_token_id &&
-          part.transfer_step[i] == kUndecodedStep) {  // taken back
+      if (!part.transfer_step.empty() && part.transfer_step[i] == kUndecodedStep) {  // taken back
         if (inside) settled_at[static_cast<std::size_t>(position)] = kUnsettled;
         continue;
       }
@@ -165,8 +163,8 @@ ResultArray DecodingTotals::changed_by_step() const {
 
 ResultArray DecodingTotals::share_below_tau() const {
   ResultArray array{
-      "share_below_tau", "share", "denoising steps after a block's first that may reuse by tau",
-      {{"tau", taus_, {}}}, {}, {}};
+      "share_below_tau",    "share", "denoising steps after a block's first that may reuse by tau",
+      {{"tau", taus_, {}}}, {},      {}};
   for (const std::int64_t below : below_tau_) {
     array.values.push_back(static_cast<double>(below) / static_cast<double>(later_steps_));
     array.terms.push_back(later_steps_);

@@ -129,8 +129,9 @@ class DriftMetric final : public StepMetric {
     const auto before = to_floats(step.previous(kDrifting.at(i).field), layer.before);
     const auto now = to_floats(step.now(kDrifting.at(i).field), layer.now);
     const std::size_t positions = decided.size();
-    const auto dim = static_cast<std::size_t>(
-        kDrifting.at(i).field == Field::hidden ? shape_.hidden_size : shape_.head_dim);
+    const auto dim = static_cast<std::size_t>(kDrifting.at(i).field == Field::hidden
+                                                  ? shape_.hidden_size
+                                                  : shape_.channels_at(step.layer()));
     const std::size_t columns = now.size() / (positions * dim);
     for (std::size_t p = 0; p < positions; ++p) {
       if (decided[p] < 0 && i == 0) {  // counted once, with the queries
@@ -183,12 +184,12 @@ std::optional<std::size_t> DriftMetric::most_attended(const StepView& step,
   const auto internal = step.previous(Field::attention_lse_internal).floats();
   const TraceMeta& meta = trace_->info().meta;
   const std::size_t positions = decided.size();
-  const auto dim = static_cast<std::size_t>(meta.head_dim);
+  const auto dim = static_cast<std::size_t>(meta.channels_at(step.layer()));
   const std::int64_t before = step.now().step - 1;
   std::vector<double> weight(positions, 0.0);
   bool any = false;
   for (std::size_t head = 0; head < meta.heads.size(); ++head) {
-    const std::size_t kv_head = kv_slot_of(*trace_, head);
+    const std::size_t kv_head = kv_slot_of(*trace_, step.layer(), head);
     for (std::size_t q = 0; q < positions; ++q) {
       if (!is_mask(decided[q], before) || step.previous_valid()[q] == 0) continue;
       const double outside{external[head * positions + q]};

@@ -24,7 +24,7 @@ Needs EstimationAccuracyMetric::begin_trace(const TraceReader& trace, const Trac
 
 void EstimationAccuracyMetric::add(const StepView& step) {
   const std::size_t layer = step.layer();
-  if (step.now().context_length <= shape_.set_size) {
+  if (shape_.keys_at(layer, step.now().context_length) <= shape_.set_size) {
     return left_out_.row(layer, "rows with N <= k");
   }
   if (step.now(Field::set_topk).empty() || step.now(Field::set_topk_token).empty()) {
@@ -33,7 +33,7 @@ void EstimationAccuracyMetric::add(const StepView& step) {
   if (step.first() == nullptr || step.first(Field::set_topk).empty()) {
     left_out_.row(layer, kBehindGap);
   }
-  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_slots_at(layer); ++kv_head) {
     try {
       add_head(step, kv_head);
     } catch (const Error& error) {

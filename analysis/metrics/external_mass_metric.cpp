@@ -42,7 +42,7 @@ class ExternalMassMetric final : public StepMetric {
   void add_block(const BlockSteps& block) override { count_rows_without_prefix(block, left_out_); }
 
   void add(const StepView& step) override {
-    if (step.now().context_length == 0) return;
+    if (shape_.keys_at(step.layer(), step.now().context_length) == 0) return;
     if (reads_summary_) {
       const auto means = step.now(Field::external_mass).floats().first(shape_.heads.size());
       const std::int64_t terms = step.num_valid();

@@ -69,7 +69,8 @@ class HeadsMetric final : public StepMetric {
     if (step.now(Field::spread_region).empty()) {
       return left_out_.row(step.layer(), "steps without weights");
     }
-    const auto keys = static_cast<double>(step.now().context_length + shape_.block_length);
+    const std::int64_t outside = shape_.keys_at(step.layer(), step.now().context_length);
+    const auto keys = static_cast<double>(outside + shape_.block_length);
     for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
       const auto entropy = of_head(Field::spread_entropy, head);
       if (std::isnan(entropy[2])) {
@@ -146,9 +147,10 @@ class HeadsMetric final : public StepMetric {
     std::vector<std::int32_t> keys_of_map;
     for (std::size_t layer = 0; layer < shape_.layers.size(); ++layer) {
       KeysOutside keys;
-      std::size_t read = shape_.kv_heads.size();  // none
+      if (layer > 0 && shape_.ragged()) keys_of_map.clear();  // its window may be another
+      std::size_t read = shape_.kv_heads.size();              // none
       for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
-        const std::size_t kv_head = kv_slot_of(*trace_, head);
+        const std::size_t kv_head = kv_slot_of(*trace_, layer, head);
         if (kv_head != read) keys = keys_outside(*trace_, step.row, layer, kv_head);
         read = kv_head;
         const AttentionMap map = attention_map(*trace_, step.row, layer, head, keys);

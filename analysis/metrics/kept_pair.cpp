@@ -55,7 +55,7 @@ Needs KeptReader::begin_trace(const TraceReader& trace, const TraceShape& shape,
   // The arrays of a continuous model's block may have a sample of its rows.
   reads_summary_ = from_summary_ || !trace.has(fields_.external) || trace.info().meta.continuous();
   heads_ = shape.heads.size();
-  channels_ = static_cast<std::size_t>(shape.head_dim);
+  sizes_ = shape;
   layers_.resize(shape.layers.size());
   steps_.begin_trace(trace);
   Needs needs;
@@ -148,6 +148,7 @@ std::vector<KeptReader::ByKind> KeptReader::compare(const StepView& step, std::s
   const auto source_valid = step.source_valid(rule);
   const auto kinds = steps_.kinds(step.now(), t);
   const std::size_t block = valid.size();
+  const auto channels = static_cast<std::size_t>(sizes_.channels_at(step.layer()));
   std::vector<ByKind> sums(heads_);
   for (std::size_t row = 0; row < heads_ * block; ++row) {
     const std::size_t i = row % block;
@@ -155,13 +156,13 @@ std::vector<KeptReader::ByKind> KeptReader::compare(const StepView& step, std::s
     if (lse_external[row] == -INFINITY || lse_source[row] == -INFINITY) continue;
     const double weight = external_weight(lse_external[row], lse_internal[row]);
     const double source_weight = external_weight(lse_source[row], lse_internal[row]);
-    const float* external = &scratch.external[row * channels_];
-    const float* source = &scratch.source[row * channels_];
+    const float* external = &scratch.external[row * channels];
+    const float* source = &scratch.source[row * channels];
     const MergeError error = best_row_products().merge_error(
-        {external, &scratch.internal[row * channels_], source, static_cast<float>(weight),
+        {external, &scratch.internal[row * channels], source, static_cast<float>(weight),
          static_cast<float>(source_weight), static_cast<float>(source_weight - weight)},
-        channels_);
-    sums[row / block][kinds[i]].add({1.0, cosine_of(source, external, channels_),
+        channels);
+    sums[row / block][kinds[i]].add({1.0, cosine_of(source, external, channels),
                                      std::abs(double{lse_external[row]} - double{lse_source[row]}),
                                      double{error.squared}, double{error.reference}});
   }

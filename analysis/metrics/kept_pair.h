@@ -88,7 +88,7 @@ class KeptReader {
   bool reads_summary_ = false;
   ExactFields fields_;
   std::size_t heads_ = 0;
-  std::size_t channels_ = 0;
+  LayerSizes sizes_;
   std::vector<Layer> layers_;
 };
 

@@ -89,7 +89,7 @@ class KeptMetric : public StepMetric {
 };
 
 void KeptMetric::add(const StepView& step) {
-  if (step.now().context_length == 0) return;
+  if (shape_.keys_at(step.layer(), step.now().context_length) == 0) return;
   Layer& layer = layers_[step.layer()];
   const std::vector<KeptReader::Tau>& taus = reader_.read(step);
   for (std::size_t t = 0; t < taus.size(); ++t) {

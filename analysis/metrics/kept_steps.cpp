@@ -7,18 +7,20 @@
 namespace blockscope {
 namespace {
 
-/// The tokens of a block's input before a step, [B]. Positions outside the answer never change:
-/// those of the prompt have -1, those after its end are masks.
-std::vector<std::int64_t> block_input(const Frame& frame, std::int64_t origin, std::size_t length) {
-  std::vector<std::int64_t> input(length);
+/// A block's input before a step, [B] each. Positions outside the answer never change: those of the
+/// prompt are decided, those after its end are not.
+struct BlockInput {
+  std::vector<std::int64_t> tokens;
+  std::vector<bool> undecided;
+};
+BlockInput block_input(const Frame& frame, std::int64_t origin, std::size_t length) {
+  BlockInput input{std::vector<std::int64_t>(length, -1), std::vector<bool>(length, false)};
   for (std::size_t i = 0; i < length; ++i) {
     const std::int64_t position = origin + static_cast<std::int64_t>(i);
-    if (position < 0) {
-      input[i] = -1;
-    } else {
-      const auto at = static_cast<std::size_t>(position);
-      input[i] = at < frame.gen_length ? frame.generated_tokens[at] : frame.mask_token_id;
-    }
+    if (position < 0) continue;
+    const auto at = static_cast<std::size_t>(position);
+    input.undecided[i] = at >= frame.gen_length || frame.undecided(at);
+    if (at < frame.gen_length) input.tokens[i] = frame.generated_tokens[at];
   }
   return input;
 }
@@ -40,19 +42,16 @@ void KeptSteps::add_block(const BlockSteps& block) {
   std::vector<KeptCounter> pairs(rules_.begin(), rules_.end());
   std::vector<std::int64_t> last;
   for (const StepRef& step : block.steps) {
-    const std::vector<std::int64_t> input =
-        block_input(frame, step.block_start - prompt, block_length_);
-    std::vector<bool> masked(block_length_);
+    const BlockInput input = block_input(frame, step.block_start - prompt, block_length_);
     std::vector<bool> changed(block_length_);
     for (std::size_t i = 0; i < block_length_; ++i) {
-      masked[i] = input[i] == frame.mask_token_id;
-      changed[i] = !last.empty() && input[i] != last[i];
+      changed[i] = !last.empty() && input.tokens[i] != last[i];
     }
-    last = input;
+    last = input.tokens;
     place_.at(static_cast<std::size_t>(step.row)) =
         static_cast<std::int64_t>(ages_.size() / rules_.size());
     for (KeptCounter& pair : pairs) {
-      pair.reuses(step.step, step.changed, step.decided, masked, changed);
+      pair.reuses(step.step, step.changed, step.decided, input.undecided, changed);
       ages_.push_back(static_cast<std::int32_t>(pair.age()));
       kinds_.insert(kinds_.end(), pair.kinds().begin(), pair.kinds().end());
     }

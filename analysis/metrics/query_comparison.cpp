@@ -29,6 +29,8 @@ void check_shapes(const TraceShape& a, const TraceShape& b) {
   require_equal("num_layers", {a.num_layers}, {b.num_layers});
   require_equal("num_heads, num_kv_heads", {a.num_heads, a.num_kv_heads},
                 {b.num_heads, b.num_kv_heads});
+  require_equal("KV heads of each layer", a.layer_kv_heads, b.layer_kv_heads);
+  require_equal("window of each layer", a.layer_window, b.layer_window);
   require_equal("layers", a.layers, b.layers);
   require_equal("heads", a.heads, b.heads);
   require_equal("kv_heads", a.kv_heads, b.kv_heads);

@@ -153,7 +153,7 @@ void QueryStatisticsMetric::add_queries(const StepView& step) {
   Layer& state = layers_[layer];
   const auto a = to_floats(now, state.now);
   const auto b = to_floats(first, state.first);
-  const auto channels = static_cast<std::size_t>(shape_.head_dim);
+  const auto channels = static_cast<std::size_t>(shape_.channels_at(layer));
   const std::size_t size = static_cast<std::size_t>(shape_.block_length) * channels;
   const std::vector<std::uint8_t> valid = in_both(step);
   for (std::size_t h = 0; h < heads; ++h) {
@@ -174,7 +174,7 @@ void QueryStatisticsMetric::add_query_gaps(const StepView& step, std::size_t hea
 
 void QueryStatisticsMetric::add_recall(const StepView& step) {
   const std::size_t layer = step.layer();
-  if (step.now().context_length <= shape_.set_size) {
+  if (shape_.keys_at(layer, step.now().context_length) <= shape_.set_size) {
     return left_out_.row(layer, "rows with N <= k: no recall");
   }
   if (step.first() == nullptr) return;
@@ -183,7 +183,7 @@ void QueryStatisticsMetric::add_recall(const StepView& step) {
   if (now.empty() || first.empty()) return left_out_.values(layer, kNotRecorded);
   const auto k = static_cast<std::size_t>(shape_.set_size);
   Layer& state = layers_[layer];
-  for (std::size_t h = 0; h < shape_.kv_heads.size(); ++h) {
+  for (std::size_t h = 0; h < shape_.kv_slots_at(layer); ++h) {
     try {
       recall_.add(layer, h, step.now().step,
                   state.recall.of(first.ints().subspan(h * k, k), now.ints().subspan(h * k, k)));

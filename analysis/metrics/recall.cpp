@@ -102,16 +102,17 @@ void RecallMetric::add_block(const BlockSteps& block) {
 void RecallMetric::add(const StepView& step) {
   if (step.now().step <= 1) return check_sets(step);
   const std::size_t layer = step.layer();
+  const std::int64_t keys = shape_.keys_at(layer, step.now().context_length);
   for (const std::int64_t size : sizes_) {
-    if (step.now().context_length <= size) left_out_.row(layer, trivial(size));
+    if (keys <= size) left_out_.row(layer, trivial(size));
   }
-  if (step.now().context_length <= sizes_.front()) return;
+  if (keys <= sizes_.front()) return;
   if (options_.from_summary) return add_stored(step);
   if (step.first() == nullptr) return left_out_.row(layer, kBehindGap);
   if (step.now(Field::set_topk).empty() || step.first(Field::set_topk).empty()) {
     return left_out_.row(layer, "steps without sets");
   }
-  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_slots_at(layer); ++kv_head) {
     at_set(path_, step, kv_head, [&] { add_head(step, kv_head); });
   }
 }
@@ -120,7 +121,7 @@ void RecallMetric::check_sets(const StepView& step) const {
   if (options_.from_summary || step.now(Field::set_topk).empty()) return;
   thread_local SetChecker checker;
   const auto k = static_cast<std::size_t>(shape_.set_size);
-  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_slots_at(step.layer()); ++kv_head) {
     const auto set = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
     at_set(path_, step, kv_head, [&] { checker.check(set); });
   }
@@ -129,7 +130,7 @@ void RecallMetric::check_sets(const StepView& step) const {
 void RecallMetric::add_stored(const StepView& step) {
   const ArrayView recall = step.now(Field::set_recall);
   const ArrayView covered = step.now(Field::set_covered);
-  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_slots_at(step.layer()); ++kv_head) {
     if (recall) recall_.add(step.layer(), kv_head, step.now().step, recall.floats()[kv_head]);
     if (covered) own_.add(step.layer(), kv_head, step.now().step, covered.floats()[kv_head]);
   }
@@ -156,11 +157,12 @@ void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
   FirstSet& first = first_set(step, kv_head, scratch);
   const auto now = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
   const std::size_t length = std::min(first.length, scratch.checker.check(now));
+  const std::int64_t keys = shape_.keys_at(step.layer(), step.now().context_length);
   scratch.ranks.resize(k);
   first.table.ranks_of(now, scratch.ranks);
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     const auto size = static_cast<std::size_t>(sizes_[i]);
-    if (step.now().context_length <= sizes_[i]) break;  // larger sizes are trivial, too
+    if (keys <= sizes_[i]) break;  // larger sizes are trivial, too
     if (size > length) {
       left_out_.values(step.layer(), "sets with fewer than k members although N > k");
       break;
@@ -182,9 +184,10 @@ void RecallMetric::add_covered(const StepView& step, std::size_t kv_head,
   const double smallest = static_cast<double>(probability[length == 0 ? 0 : length - 1]);
   double own = 0.0;
   std::size_t begin = 0;
+  const std::int64_t keys = shape_.keys_at(step.layer(), step.now().context_length);
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     const auto size = static_cast<std::size_t>(sizes_[i]);
-    if (size > length || step.now().context_length <= sizes_[i]) break;
+    if (size > length || keys <= sizes_[i]) break;
     const auto limit = static_cast<std::int32_t>(size);
     const double covered = sum_ranks_below(probability, ranks, limit);
     const std::int64_t fell_out = sizes_[i] - count_ranks_below(ranks, limit);

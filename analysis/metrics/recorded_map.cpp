@@ -33,11 +33,14 @@ bool has_maps_alone(const TraceReader& trace) {
   return !trace.has(Field::prefix_key) && trace.has(Field::map_weight);
 }
 
-std::vector<std::int32_t> external_positions(const TraceReader& trace, std::int64_t row) {
+std::vector<std::int32_t> external_positions(const TraceReader& trace, std::int64_t row,
+                                             std::size_t layer) {
   const TraceMeta& meta = trace.info().meta;
   const StepColumns step = trace.steps(row, 1);
   std::vector<std::int32_t> positions;
-  for (std::int32_t i = 0; i < step.context_length.at(0); ++i) {
+  const std::int32_t context = step.context_length.at(0);
+  const std::int64_t first = meta.first_key(meta.layers.at(layer), context);
+  for (auto i = static_cast<std::int32_t>(first); i < context; ++i) {
     const bool after = meta.bidirectional && i >= step.block_start.at(0);
     positions.push_back(after ? i + static_cast<std::int32_t>(meta.block_length) : i);
   }

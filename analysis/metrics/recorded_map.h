@@ -14,8 +14,9 @@ namespace blockscope {
 /// Whether the trace has recorded weights, and no keys to compute others from.
 bool has_maps_alone(const TraceReader& trace);
 
-/// The positions of the keys outside the row's block, [N].
-std::vector<std::int32_t> external_positions(const TraceReader& trace, std::int64_t row);
+/// The positions of the keys outside the row's block that a recorded layer sees, [N].
+std::vector<std::int32_t> external_positions(const TraceReader& trace, std::int64_t row,
+                                             std::size_t layer);
 
 /// Whether the row has recorded weights of some layer and head. False where --record-maps left its
 /// step out.

@@ -40,7 +40,12 @@ namespace {
 ReuseErrorSums position_sums(const MergedRow& row, std::size_t channels) {
   static const RowProductKernels& kernels = best_row_products();
   const MergeError sums = kernels.merge_error(row, channels);
-  return {double{sums.squared}, double{sums.absolute}, double{sums.reference}, double{sums.dot}, 1};
+  return {double{sums.squared},
+          double{sums.absolute},
+          double{sums.reference},
+          double{sums.dot},
+          1,
+          static_cast<std::int64_t>(channels)};
 }
 
 }  // namespace
@@ -51,6 +56,7 @@ void ReuseErrorSums::add(const ReuseErrorSums& other) {
   reference += other.reference;
   dot += other.dot;
   terms += other.terms;
+  values += other.values;
 }
 
 bool ReuseErrorSums::finite() const {
@@ -62,8 +68,8 @@ double ReuseErrorSums::relative_l2() const {
   return terms > 0 ? std::sqrt(squared / reference) : kNaN;
 }
 
-double ReuseErrorSums::mean_l1(std::int64_t channels) const {
-  return terms > 0 ? absolute / (static_cast<double>(terms) * static_cast<double>(channels)) : kNaN;
+double ReuseErrorSums::mean_l1() const {
+  return values > 0 ? absolute / static_cast<double>(values) : kNaN;
 }
 
 double ReuseErrorSums::cosine() const {
@@ -93,7 +99,7 @@ Needs ReuseErrorReader::begin_trace(const TraceReader& trace, const TraceShape& 
   summary_count_ = accumulates ? ReuseCount::since_read : ReuseCount::step;
   require_field(trace, Field::reuse_error, metric);
   heads_ = shape.heads.size();
-  channels_ = static_cast<std::size_t>(shape.head_dim);
+  sizes_ = shape;
   layers_.resize(shape.layers.size());
   Needs needs;
   needs.rules = rules_;
@@ -134,6 +140,7 @@ const std::vector<ReuseErrorReader::Tau>& ReuseErrorReader::read(const StepView&
 
 void ReuseErrorReader::read_stored(const StepView& step, Layer& layer) const {
   const auto stored = step.now(Field::reuse_error).floats();  // [4, H, 4]
+  const std::int64_t channels = sizes_.channels_at(step.layer());
   for (std::size_t t = 0; t < rules_.size(); ++t) {
     Tau& tau = layer.taus[t];
     // A recomputed step has the same sums for every tau: no error, only the output.
@@ -145,9 +152,12 @@ void ReuseErrorReader::read_stored(const StepView& step, Layer& layer) const {
     }
     for (std::size_t head = 0; head < heads_; ++head) {
       const float* sums = &stored[(static_cast<std::size_t>(index) * heads_ + head) * 4];
-      ReuseErrorSums total{static_cast<double>(sums[0]), static_cast<double>(sums[1]),
-                           static_cast<double>(sums[2]), static_cast<double>(sums[3]),
-                           step.num_valid()};
+      ReuseErrorSums total{static_cast<double>(sums[0]),
+                           static_cast<double>(sums[1]),
+                           static_cast<double>(sums[2]),
+                           static_cast<double>(sums[3]),
+                           step.num_valid(),
+                           step.num_valid() * channels};
       if (tau.rule == Rule::recomputed) {
         total.squared = total.absolute = 0.0;
         total.dot = total.reference;
@@ -172,7 +182,8 @@ void ReuseErrorReader::read_pairs(const StepView& step, Layer& layer) const {
         continue;
       }
       const double reference = stored[head * 4 + 2];
-      tau.heads.push_back({0.0, 0.0, reference, reference, step.num_valid()});
+      tau.heads.push_back({0.0, 0.0, reference, reference, step.num_valid(),
+                           step.num_valid() * sizes_.channels_at(step.layer())});
     }
   }
 }
@@ -193,8 +204,9 @@ StoredPair ReuseErrorReader::stored_pair(const StepView& step, std::int32_t earl
   pair.cosine = rows > 0.0 ? sums[1] / rows : kNaN;
   pair.drift = rows > 0.0 ? sums[2] / rows : kNaN;
   pair.known = std::isfinite(rows);
-  pair.errors = {sums[3], sums[4], sums[5], sums[6],
-                 pair.known ? static_cast<std::int64_t>(rows) : 0};
+  const std::int64_t terms = pair.known ? static_cast<std::int64_t>(rows) : 0;
+  pair.errors = {sums[3], sums[4], sums[5],
+                 sums[6], terms,   terms * sizes_.channels_at(step.layer())};
   return pair;
 }
 
@@ -240,13 +252,14 @@ void ReuseErrorReader::read_arrays(const StepView& step, Layer& layer) const {
 std::vector<ReuseErrorSums> ReuseErrorReader::reference_sums(const StepView& step,
                                                              const Scratch& scratch) const {
   const std::size_t block = step.valid().size();
+  const auto channels = static_cast<std::size_t>(sizes_.channels_at(step.layer()));
   std::vector<ReuseErrorSums> sums(heads_);
   for (std::size_t row = 0; row < heads_ * block; ++row) {
     if (step.valid()[row % block] == 0) continue;
-    const float* external = &scratch.external[row * channels_];
+    const float* external = &scratch.external[row * channels];
     const auto weight = static_cast<float>(scratch.weight[row]);
     sums[row / block].add(position_sums(
-        {external, &scratch.internal[row * channels_], external, weight, weight, 0.0F}, channels_));
+        {external, &scratch.internal[row * channels], external, weight, weight, 0.0F}, channels));
   }
   return sums;
 }
@@ -259,16 +272,17 @@ std::vector<ReuseErrorSums> ReuseErrorReader::errors_of(const StepView& step,
   const auto lse_internal = step.now(Field::attention_lse_internal).floats();
   const auto valid = step.valid();
   const std::size_t block = valid.size();
+  const auto channels = static_cast<std::size_t>(sizes_.channels_at(step.layer()));
   std::vector<ReuseErrorSums> sums(kinds.empty() ? heads_ : kRowKinds.size() * heads_);
   for (std::size_t row = 0; row < heads_ * block; ++row) {
     if (valid[row % block] == 0 || pair.valid[row % block] == 0) continue;
     const double weight = external_weight(pair.lse[row], lse_internal[row]);
     const std::size_t kind = kinds.empty() ? 0 : kinds[row % block];
     sums[kind * heads_ + row / block].add(position_sums(
-        {&scratch.external[row * channels_], &scratch.internal[row * channels_],
-         &scratch.source[row * channels_], static_cast<float>(scratch.weight[row]),
+        {&scratch.external[row * channels], &scratch.internal[row * channels],
+         &scratch.source[row * channels], static_cast<float>(scratch.weight[row]),
          static_cast<float>(weight), static_cast<float>(weight - scratch.weight[row])},
-        channels_));
+        channels));
   }
   return sums;
 }

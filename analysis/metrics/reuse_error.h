@@ -34,17 +34,18 @@ std::ptrdiff_t summary_tau(const ReuseRule& rule, ReuseCount count);
 
 /// Sums over positions and channels of one head. ref is the exact output.
 struct ReuseErrorSums {
-  double squared = 0.0;    ///< sum e^2
-  double absolute = 0.0;   ///< sum |e|
-  double reference = 0.0;  ///< sum ref^2
-  double dot = 0.0;        ///< sum ref * merged
-  std::int64_t terms = 0;  ///< positions
+  double squared = 0.0;     ///< sum e^2
+  double absolute = 0.0;    ///< sum |e|
+  double reference = 0.0;   ///< sum ref^2
+  double dot = 0.0;         ///< sum ref * merged
+  std::int64_t terms = 0;   ///< positions
+  std::int64_t values = 0;  ///< positions times channels, which ragged layers have in other numbers
 
   void add(const ReuseErrorSums& other);
   bool finite() const;
-  double relative_l2() const;                   ///< sqrt(sum e^2 / sum ref^2); NaN without terms
-  double mean_l1(std::int64_t channels) const;  ///< per channel
-  double cosine() const;                        ///< cosine of merged and ref as long vectors
+  double relative_l2() const;  ///< sqrt(sum e^2 / sum ref^2); NaN without terms
+  double mean_l1() const;      ///< per channel
+  double cosine() const;       ///< cosine of merged and ref as long vectors
 };
 
 /// An external pair of one layer: A_out [H, B, D], L_out [H, B], and the positions that it has [B].
@@ -121,7 +122,7 @@ class ReuseErrorReader {
   std::string path_;
   ExactFields fields_;
   std::size_t heads_ = 0;
-  std::size_t channels_ = 0;
+  LayerSizes sizes_;
   std::vector<Layer> layers_;
 };
 

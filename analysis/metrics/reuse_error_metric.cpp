@@ -62,7 +62,7 @@ class ReuseErrorMetric : public StepMetric {
 };
 
 void ReuseErrorMetric::add(const StepView& step) {
-  if (step.now().context_length == 0) return;
+  if (shape_.keys_at(step.layer(), step.now().context_length) == 0) return;
   Layer& layer = layers_[step.layer()];
   const std::size_t heads = shape_.heads.size();
   const std::vector<ReuseErrorReader::Tau>& taus = reader_.read(step);
@@ -160,7 +160,7 @@ void ReuseErrorMetric::add_arrays(MetricResult& result, const std::string& suffi
       "cosine" + suffix, "cosine", "of merged and exact output, " + where, axes, {}, {}};
   for (const ReuseErrorSums& sums : cells) {
     l2.values.push_back(sums.relative_l2());
-    l1.values.push_back(sums.mean_l1(shape_.head_dim));
+    l1.values.push_back(sums.mean_l1());
     cosine.values.push_back(sums.cosine());
     l2.terms.push_back(sums.terms);
   }

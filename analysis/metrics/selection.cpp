@@ -56,13 +56,14 @@ void SelectionMetric::add(const StepView& step) {
   const std::size_t layer = step.layer();
   const auto selected = step.now(Field::attention_selected).ints();
   std::int64_t most = 0;
-  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_slots_at(layer); ++kv_head) {
     const auto set = selected.subspan(kv_head * selected_size_, selected_size_);
     most = std::max(most, static_cast<std::int64_t>(set_length(set)));
   }
-  if (step.now().context_length == 0) return left_out_.row(layer, kTrivial);
+  const std::int64_t keys = shape_.keys_at(layer, step.now().context_length);
+  if (keys == 0) return left_out_.row(layer, kTrivial);
   if (most == 0 && !reads_nothing(step)) return left_out_.row(layer, kDense);
-  if (step.now().context_length <= most) return left_out_.row(layer, kTrivial);
+  if (keys <= most) return left_out_.row(layer, kTrivial);
   try {
     if (has_sets_ && most > 0) add_sets(step);
   } catch (const Error& error) {
@@ -88,7 +89,7 @@ void SelectionMetric::add_sets(const StepView& step) {
   const ArrayView exact = step.now(Field::set_topk);
   if (exact.empty()) return left_out_.row(layer, "steps without sets");
   OverlapCounter& counter = counters_[layer];
-  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_slots_at(layer); ++kv_head) {
     const auto set = selected.subspan(kv_head * selected_size_, selected_size_);
     const std::size_t compared = std::min(set_length(set), k);
     if (compared == 0) continue;

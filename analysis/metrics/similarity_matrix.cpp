@@ -33,7 +33,7 @@ Field field_of(const TraceReader& trace, const MatrixRequest& request) {
 }
 
 /// The slot of the head on the field's head axis; unset: all heads.
-std::optional<std::size_t> head_slot(const TraceShape& shape, Field field,
+std::optional<std::size_t> head_slot(const TraceShape& shape, Field field, std::int64_t layer,
                                      const MatrixRequest& request) {
   if (!request.head) return std::nullopt;
   const std::string& word = request.words.head;
@@ -42,8 +42,8 @@ std::optional<std::size_t> head_slot(const TraceShape& shape, Field field,
   }
   const std::size_t slot = slot_of(shape.heads, *request.head, word);
   if (field != Field::block_key && field != Field::block_value) return slot;
-  const std::int64_t group = shape.num_heads / std::max<std::int64_t>(shape.num_kv_heads, 1);
-  return slot_of(shape.kv_heads, *request.head / group, word + ", the KV head of it");
+  return slot_of(shape.kv_heads, shape.kv_head_of(layer, *request.head),
+                 word + ", the KV head of it");
 }
 
 ResultArray to_array(const SimilarityMatrix& matrix, const std::string& field, ResultAxis rows,
@@ -108,7 +108,7 @@ MetricResult similarity_matrix(const TraceGroup& traces, const MatrixRequest& re
   const Field field = field_of(trace, request);
   const std::int64_t layer = request.layer.value_or(shape.layers.front());
   const std::size_t slot = slot_of(shape.layers, layer, request.words.layer);
-  const auto head = head_slot(shape, field, request);
+  const auto head = head_slot(shape, field, layer, request);
   MetricResult result;
   result.source = "FlashBlock, arXiv 2602.05305, Fig. 1";
   result.computed_from = spec_of(field).path;

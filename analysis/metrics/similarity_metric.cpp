@@ -45,7 +45,10 @@ class SimilarityMetric final : public StepMetric {
   void add(const StepView& step) override {
     if (step.previous() == nullptr) return;
     add_pair(step, field_internal_, internal_);
-    const bool prefix = step.now().context_length > 0 && step.previous()->context_length > 0;
+    const auto keys = [&](const StepRef& of) {
+      return shape_.keys_at(step.layer(), of.context_length);
+    };
+    const bool prefix = keys(step.now()) > 0 && keys(*step.previous()) > 0;
     if (prefix) add_pair(step, field_external_, external_);
   }
 

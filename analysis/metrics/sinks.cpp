@@ -62,7 +62,8 @@ class SinksMetric final : public StepMetric {
     } else if (step.previous() == nullptr) {
       end_runs(layer);  // a gap
     }
-    if (now.context_length == 0) {
+    const std::int64_t outside = shape_.keys_at(slot, now.context_length);
+    if (outside == 0) {
       end_runs(layer);
       return left_out_.row(slot, kNoPrefix);
     }
@@ -72,19 +73,18 @@ class SinksMetric final : public StepMetric {
       end_runs(layer);
       return left_out_.row(slot, kWithoutSets);
     }
-    const auto keys =
-        static_cast<double>(now.context_length + (with_block_ ? step.num_valid() : 0));
+    const auto keys = static_cast<double>(outside + (with_block_ ? step.num_valid() : 0));
+    const std::size_t kv_heads = shape_.kv_slots_at(slot);
     const auto k = static_cast<std::size_t>(shape_.set_size);
     std::map<std::int32_t, std::int64_t> heads_of;  // by position of a sink
-    for (std::size_t head = 0; head < shape_.kv_heads.size(); ++head) {
+    for (std::size_t head = 0; head < kv_heads; ++head) {
       add_head(step, head, sets.ints().subspan(head * k, k),
                probabilities.floats().subspan(head * k, k), factor_ / keys);
       if (has_norms_) add_norms(step, head, layer.heads[head]);
       for (const auto& [position, run] : layer.heads[head].runs) ++heads_of[position];
     }
     for (const auto& [position, count] : heads_of) {
-      shared_.add(slot, 0, now.step,
-                  static_cast<double>(count) / static_cast<double>(shape_.kv_heads.size()));
+      shared_.add(slot, 0, now.step, static_cast<double>(count) / static_cast<double>(kv_heads));
     }
   }
 
@@ -168,18 +168,20 @@ class SinksMetric final : public StepMetric {
       end_runs(head);
       return left_out_.values(slot, kWithoutSets);
     }
+    const std::int64_t keys = shape_.keys_at(slot, now.context_length);
+    const std::int64_t start = now.context_length - keys;  // of the layer's window
     for (const auto& [position, steps] : runs) {
-      const auto tenth = static_cast<std::size_t>(position) * kTenths /
-                         static_cast<std::size_t>(now.context_length);
+      const auto place = static_cast<std::size_t>(std::max<std::int64_t>(position - start, 0));
+      const std::size_t tenth = place * kTenths / static_cast<std::size_t>(keys);
       ++layer.places.at(std::min(tenth, kTenths - 1));
     }
-    const bool all_sinks = runs.size() == length && std::cmp_less(length, now.context_length);
+    const bool all_sinks = runs.size() == length && std::cmp_less(length, keys);
     if (all_sinks) left_out_.values(slot, "sets whose last key is still a sink");
     sinks_.add(slot, column, now.step, static_cast<double>(runs.size()));
     mass_.add(slot, column, now.step, mass);
     first_mass_.add(slot, column, now.step, first);
     if (!runs.empty()) {
-      head.strongest.push_back(double(set[0]) / double(now.context_length));
+      head.strongest.push_back(double(set[0] - start) / double(keys));
     }
     end_steps(head, runs, step.previous() != nullptr, slot, column, now.step);
     head.runs = std::move(runs);

@@ -126,7 +126,8 @@ class EntropyMetric final : public SpreadMetric {
   }
   void add_head(const StepView& step, std::size_t head) override {
     const auto entropy = now(step, Field::spread_entropy, head);
-    if (step.now().context_length > 0) add_known(external_, step, head, double{entropy[0]});
+    const std::int64_t outside = shape_.keys_at(step.layer(), step.now().context_length);
+    if (outside > 0) add_known(external_, step, head, double{entropy[0]});
     add_known(internal_, step, head, double{entropy[1]});
     add_known(all_, step, head, double{entropy[2]});
     add_known(keys_, step, head, std::exp(double{entropy[2]}));

@@ -54,7 +54,9 @@ class StateSimilarityMetric final : public StepMetric {
   void add(const StepView& step) override {
     if (step.previous() == nullptr) return;
     for (const std::size_t i : fields_) {
-      pairs_[i].add(step, kStates.at(i).field, axis_of(i).size());
+      const Field field = kStates.at(i).field;
+      const bool keys = field == Field::block_key || field == Field::block_value;
+      pairs_[i].add(step, field, keys ? shape_.kv_slots_at(step.layer()) : axis_of(i).size());
     }
   }
 

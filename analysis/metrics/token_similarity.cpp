@@ -37,24 +37,32 @@ class LayerReader {
                       "/query/query",
                       spec.path));
     }
-    if (spec.rank == 5) heads_ = static_cast<std::size_t>(axis_length(spec.axes[2], meta));
+    if (spec.rank == 5) {
+      heads_ = spec.axes[2] == Axis::kv_head
+                   ? meta.kv_slots_at(layer)
+                   : static_cast<std::size_t>(axis_length(spec.axes[2], meta));
+    }
     if (head && *head >= heads_) {
       throw UsageError(
           fmt::format("{}: expected a head slot in [0, {}), got {}", spec.path, heads_, *head));
     }
     positions_ = static_cast<std::size_t>(meta.block_length);
-    elements_ = heads_ * positions_ * static_cast<std::size_t>(axis_length(last, meta));
     bf16_ = meta.array_type == ArrayType::bf16;
+    own_ = layer_part(spec, meta, layer);
+    elements_ = own_.bytes() / element_size(spec, meta);
+    padded_bytes_ = row_bytes(spec, meta) / std::max<std::size_t>(meta.layers.size(), 1);
   }
 
-  std::size_t bytes_of_row() const { return elements_ * (bf16_ ? 2 : 4); }
+  std::size_t bytes_of_row() const { return own_.bytes(); }
   std::size_t columns() const { return head_ ? 1 : heads_; }
 
   LayerOfRow read(std::int64_t row) const {
     LayerOfRow values;
-    values.bytes.resize(bytes_of_row());
+    values.bytes.resize(padded_bytes_);
     values.valid.resize(positions_);
     trace_.read_raw(field_, row, 1, static_cast<std::int64_t>(layer_), values.bytes);
+    drop_padding(values.bytes.data(), own_);
+    values.bytes.resize(own_.bytes());
     trace_.read_raw(Field::step_valid, row, 1, TraceReader::kAllLayersOfRow,
                     std::as_writable_bytes(std::span(values.valid)));
     return values;
@@ -73,6 +81,8 @@ class LayerReader {
   std::size_t layer_;
   std::optional<std::size_t> head_;
   std::size_t heads_ = 1, positions_ = 0, elements_ = 0;
+  LayerPart own_;
+  std::size_t padded_bytes_ = 0;  // in the file
   bool bf16_ = true;
 };
 

@@ -134,12 +134,12 @@ class Tokens {
   void advance() {
     if (at_.index() < record_.num_deltas()) ++at_;
   }
-  /// -1: a mask, or beyond the end.
+  /// -1: undecided, or beyond the end.
   std::int64_t token(std::int64_t position) const {
     const Frame& frame = *at_;
     if (position >= positions()) return -1;
-    const std::int64_t token = frame.generated_tokens[static_cast<std::size_t>(position)];
-    return token == frame.mask_token_id ? -1 : token;
+    const auto at = static_cast<std::size_t>(position);
+    return frame.undecided(at) ? -1 : frame.generated_tokens[at];
   }
 
  private:
@@ -186,7 +186,7 @@ SequenceMatches match_sequences(const TraceReader& a, const TraceReader& b) {
 
 bool same_architecture(const TraceMeta& a, const TraceMeta& b) {
   return a.num_layers == b.num_layers && a.num_heads == b.num_heads &&
-         a.num_kv_heads == b.num_kv_heads;
+         a.num_kv_heads == b.num_kv_heads && a.layer_kv_heads == b.layer_kv_heads;
 }
 
 std::vector<std::string> shape_differences(const TraceMeta& a, const TraceMeta& b) {
@@ -203,6 +203,9 @@ std::vector<std::string> shape_differences(const TraceMeta& a, const TraceMeta& 
   number("layers of the model", a.num_layers, b.num_layers);
   number("query heads of the model", a.num_heads, b.num_heads);
   number("KV heads of the model", a.num_kv_heads, b.num_kv_heads);
+  list("KV heads of each layer", a.layer_kv_heads, b.layer_kv_heads);
+  list("head_dim of each layer", a.layer_head_dim, b.layer_head_dim);
+  list("window of each layer", a.layer_window, b.layer_window);
   number("vocabulary", a.vocab_size, b.vocab_size);
   number("block length", a.block_length, b.block_length);
   number("k of the top-k sets", a.set_size, b.set_size);

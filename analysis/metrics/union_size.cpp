@@ -71,14 +71,14 @@ std::int64_t UnionSizeMetric::union_size(const StepView& step, std::size_t kv_he
 
 void UnionSizeMetric::add(const StepView& step) {
   const std::size_t slot = step.layer();
-  if (step.now().context_length <= shape_.set_size) {
+  if (shape_.keys_at(slot, step.now().context_length) <= shape_.set_size) {
     return left_out_.row(slot, "rows with N <= k");
   }
   if (step.now(from_tokens_ ? Field::set_topk_token : Field::set_union_size).empty()) {
     return left_out_.row(slot, "steps without sets");
   }
   Layer& layer = layers_[slot];
-  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_slots_at(slot); ++kv_head) {
     std::int64_t size = 0;
     try {
       size = union_size(step, kv_head);

@@ -11,22 +11,24 @@ namespace {
 
 constexpr std::size_t kMostBlocks = 256;
 constexpr std::size_t kMostSteps = 8192;
+constexpr std::int64_t kUndecided = -1;  // in place of a token
 
 /// Positions that the block's steps decided, and that hold neither a mask nor an end of text after
 /// them.
 std::size_t text_positions(const TraceReader& trace, const BlockSteps& block,
                            const EndOfText& ends) {
-  const std::int64_t mask = trace.info().meta.mask_token_id;
   std::unordered_map<std::int64_t, std::int64_t> tokens;  // by position
   for (const StepRef& step : block.steps) {
     for (const SequenceDelta& delta : trace.delta(step.row).rows) {
       for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
-        tokens[delta.transfer_index[i]] = delta.decoded_tokens[i];
+        const bool decided =
+            delta.transfer_step.empty() || delta.transfer_step[i] != kUndecodedStep;
+        tokens[delta.transfer_index[i]] = decided ? delta.decoded_tokens[i] : kUndecided;
       }
     }
   }
   return static_cast<std::size_t>(std::ranges::count_if(tokens, [&](const auto& decided) {
-    return decided.second != mask && !ends.contains(decided.second);
+    return decided.second != kUndecided && !ends.contains(decided.second);
   }));
 }
 

@@ -26,9 +26,11 @@ void LateReader::read(const std::vector<OwnedView>& values) {
 void LateReader::read(LateArray& array) {
   array.bytes = pool_.take(array.place.bytes);
   for (const LocatedValues& later : next(array.place.bytes)) later.prefetch();
-  if (!from_disk_ && array.place.read_cached(array.bytes.span())) return;
-  from_disk_ = true;
-  array.place.read(array.bytes.span());
+  if (from_disk_ || !array.place.read_cached(array.bytes.span())) {
+    from_disk_ = true;
+    array.place.read(array.bytes.span());
+  }
+  drop_padding(array.bytes.data.get(), array.own);
 }
 
 std::vector<LocatedValues> LateReader::next(std::size_t bytes) {

@@ -27,13 +27,13 @@ namespace blockscope {
 
 /// Properties that all traces of one analysis must share. TraceGroup refuses others and names the
 /// field and both values.
-struct TraceShape {
-  std::int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0;  ///< of the model
-  std::int64_t head_dim = 0, hidden_size = 0;
-  std::vector<std::int64_t> layers, heads, kv_heads;  ///< recorded, the model's indices
+struct TraceShape : LayerSizes {
+  std::int64_t hidden_size = 0;
   std::int64_t block_length = 0;
   std::int64_t set_size = 0;  ///< k; 0: no sets
   std::string model_digest;   ///< of the checkpoint; empty if the trace doesn't say
+  /// The KV heads that these query heads use in any recorded layer, ascending.
+  std::vector<std::int64_t> kv_heads_used_by(const std::vector<std::int64_t>& query_heads) const;
   ResultAxis layer_axis() const;
   ResultAxis head_axis() const;
   ResultAxis kv_head_axis() const;
@@ -62,8 +62,9 @@ class StepView {
   virtual std::span<const std::uint8_t> first_valid() const = 0;
 
   /// Values of a field in Needs::fields. For datasets with a layer axis: this layer's part, without
-  /// the row and layer axes (A_out: [H, B, D]). For others: the whole row. For
-  /// /summary/reuse_error, with a layer axis that is not the first: [tau, H, 4] of this layer.
+  /// the row and layer axes (A_out: [H, B, D]), and without padding: D and the KV heads are the
+  /// layer's own (LayerSizes). For others: the whole row. For /summary/reuse_error, with a layer
+  /// axis that is not the first: [tau, H, 4] of this layer.
   virtual ArrayView now(Field field) const = 0;
   virtual ArrayView previous(Field field) const = 0;
   virtual ArrayView first(Field field) const = 0;
@@ -81,9 +82,9 @@ class StepView {
 
 /// The values that a metric needs.
 struct Needs {
-  std::vector<Field> fields;  ///< read for every recorded denoising step
-  bool previous = false;      ///< previous(field) of these fields
-  bool first = false;         ///< first(field)
+  std::vector<Field> fields;     ///< read for every recorded denoising step
+  bool previous = false;         ///< previous(field) of these fields
+  bool first = false;            ///< first(field)
   std::vector<ReuseRule> rules;  ///< source(field, rule) for these rules
 };
 

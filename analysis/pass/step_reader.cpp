@@ -163,18 +163,21 @@ OwnedView StepReader::read_row(Source& source, std::int64_t row) {
 
 OwnedView StepReader::layer_of_row(const Source& source, std::size_t layer) {
   const std::size_t elements = source.part_bytes / source.element_bytes;
+  const LayerPart own = layer_part(spec_of(source.field), trace_.info().meta, layer);
+  const std::size_t own_elements = own.bytes() / source.element_bytes;
   if (source.chunk_per_layer) {
     const auto place = trace_.locate(source.field, row_, static_cast<std::int64_t>(layer));
     if (place && place->bytes == source.part_bytes) {
-      return {nullptr, {}, std::make_shared<LateArray>(LateArray{*place, source.type, {}})};
+      return {nullptr, {}, std::make_shared<LateArray>(LateArray{*place, source.type, own, {}})};
     }
     const PooledBytes bytes = pool_.take(source.part_bytes);
     trace_.read_raw(source.field, row_, 1, static_cast<std::int64_t>(layer), bytes.span());
-    return {bytes.data, {bytes.data.get(), elements, source.type}};
+    drop_padding(bytes.data.get(), own);
+    return {bytes.data, {bytes.data.get(), own_elements, source.type}};
   }
   if (!source.has_layers) return source.row;
-  if (source.outer == 1) {
-    return {source.row.owner, source.row.view.slice(layer * elements, elements)};
+  if (source.outer == 1) {  // only the last values of it can be padding
+    return {source.row.owner, source.row.view.slice(layer * elements, own_elements)};
   }
   const PooledBytes bytes = pool_.take(source.outer * source.part_bytes);
   for (std::size_t i = 0; i < source.outer; ++i) {

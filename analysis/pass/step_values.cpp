@@ -8,7 +8,7 @@ namespace blockscope {
 ArrayView OwnedView::get() const {
   if (!late) return view;
   assert(late->bytes.data);
-  return {late->bytes.data.get(), late->place.bytes / late->place.element_bytes, late->type};
+  return {late->bytes.data.get(), late->own.bytes() / late->place.element_bytes, late->type};
 }
 
 FieldPlan::FieldPlan(const std::vector<Needs>& needs) {

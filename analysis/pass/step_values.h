@@ -11,6 +11,7 @@
 #include "analysis/pass/buffer_pool.h"
 #include "analysis/pass/step_pass.h"
 #include "decode_record/read/located_values.h"
+#include "decode_record/schema/trace_layout.h"
 
 namespace blockscope {
 
@@ -18,6 +19,7 @@ namespace blockscope {
 struct LateArray {
   LocatedValues place;
   ViewType type = ViewType::f32;
+  LayerPart own;      ///< of the values at that place
   PooledBytes bytes;  ///< none until it was read
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "analysis/pass/step_pass.h"
 #include "decode_record/compare/given_once.h"
@@ -35,14 +36,8 @@ void check_arrays(const TraceReader& trace) {
 
 TraceShape shape_of(const TraceMeta& meta) {
   TraceShape shape;
-  shape.num_layers = meta.num_layers;
-  shape.num_heads = meta.num_heads;
-  shape.num_kv_heads = meta.num_kv_heads;
-  shape.head_dim = meta.head_dim;
+  static_cast<LayerSizes&>(shape) = meta;
   shape.hidden_size = meta.hidden_size;
-  shape.layers = meta.layers;
-  shape.heads = meta.heads;
-  shape.kv_heads = meta.kv_heads;
   shape.block_length = meta.block_length;
   shape.set_size = meta.set_size;
   shape.model_digest = digest_of(meta);
@@ -62,6 +57,9 @@ void check_same_shape(const TraceShape& first, const std::string& first_path,
   compare("number of heads", first.num_heads, other.num_heads);
   compare("number of KV heads", first.num_kv_heads, other.num_kv_heads);
   compare("head_dim", first.head_dim, other.head_dim);
+  compare("KV heads of each layer", first.layer_kv_heads, other.layer_kv_heads);
+  compare("head_dim of each layer", first.layer_head_dim, other.layer_head_dim);
+  compare("window of each layer", first.layer_window, other.layer_window);
   compare("hidden_size", first.hidden_size, other.hidden_size);
   compare("recorded layers", first.layers, other.layers);
   compare("recorded heads", first.heads, other.heads);
@@ -71,6 +69,15 @@ void check_same_shape(const TraceShape& first, const std::string& first_path,
   if (!first.model_digest.empty() && !other.model_digest.empty()) {
     compare("checkpoint digest", first.model_digest, other.model_digest);
   }
+}
+
+std::vector<std::int64_t> TraceShape::kv_heads_used_by(
+    const std::vector<std::int64_t>& query_heads) const {
+  std::set<std::int64_t> used;
+  for (const std::int64_t layer : layers) {
+    for (const std::int64_t head : query_heads) used.insert(kv_head_of(layer, head));
+  }
+  return {used.begin(), used.end()};
 }
 
 ResultAxis TraceShape::layer_axis() const { return axis_of("layer", layers); }

@@ -63,9 +63,9 @@ ShownQuery strongest_query(const TraceReader& trace, const BlockSteps& block,
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t t = deciding[i * deciding.size() / count];
     const StepRef& step = block.steps[t];
-    const AttentionMap map =
-        attention_map(trace, step.row, head.layer, head.head,
-                      keys_outside(trace, step.row, head.layer, kv_slot_of(trace, head.head)));
+    const AttentionMap map = attention_map(
+        trace, step.row, head.layer, head.head,
+        keys_outside(trace, step.row, head.layer, kv_slot_of(trace, head.layer, head.head)));
     const std::vector<std::int64_t> tokens = map_tokens(trace, step.row, map).tokens;
     for (std::size_t p = shift; p < decisions.index.size(); ++p) {
       if (decisions.index[p] != static_cast<std::int64_t>(t) || map.num_external == 0) continue;
@@ -187,8 +187,8 @@ NumberTable largest_weights(const TraceReader& trace, const ShownQuery& query,
 bool has_weights(const TraceReader& trace, std::size_t layer, std::size_t head) {
   const TraceMeta& meta = trace.info().meta;
   if (trace.has(Field::prefix_key)) {
-    const std::int64_t group = meta.num_heads / meta.num_kv_heads;
-    return std::ranges::binary_search(meta.kv_heads, meta.heads[head] / group);
+    return std::ranges::binary_search(meta.kv_heads,
+                                      meta.kv_head_of(meta.layers[layer], meta.heads[head]));
   }
   return std::ranges::binary_search(meta.map_layers, meta.layers[layer]) &&
          std::ranges::binary_search(meta.map_heads, meta.heads[head]);

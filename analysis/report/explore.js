@@ -676,7 +676,9 @@ function chart({places, names, colors, x, y, even}, series) {
 
 function drawCurves() {
   const all = state.layer === null && state.head === null;
-  const kvHead = state.head === null ? null : Math.floor(state.head / data.heads_per_kv_head);
+  // Of all layers together, the KV heads of the first one: those of others may be others.
+  const group = data.heads_per_kv_head[state.layer === null ? 0 : slotOf(data.layers, state.layer)];
+  const kvHead = state.head === null ? null : Math.floor(state.head / group);
   for (const [name, curves] of Object.entries(data.curves)) {
     if (all) {
       swap(name, null);

@@ -110,9 +110,9 @@ json step_json(const TraceReader& trace, const DecidingStep& step, std::span<con
   }
   json key_list;
   for (const Head& head : heads) {
-    const AttentionMap map =
-        attention_map(trace, step.step.row, head.layer, head.head,
-                      keys_outside(trace, step.step.row, head.layer, kv_slot_of(trace, head.head)));
+    const AttentionMap map = attention_map(
+        trace, step.step.row, head.layer, head.head,
+        keys_outside(trace, step.step.row, head.layer, kv_slot_of(trace, head.layer, head.head)));
     if (key_list.is_null()) {
       const MapTokens tokens = map_tokens(trace, step.step.row, map);
       json ids = json::array();

@@ -170,7 +170,10 @@ json explore_data(const TraceGroup& traces, const std::vector<BlockSteps>& block
   data["layers"] = meta.layers;
   data["heads"] = meta.heads;
   data["kv_heads"] = meta.kv_heads;
-  data["heads_per_kv_head"] = meta.num_heads / std::max<std::int64_t>(1, meta.num_kv_heads);
+  data["heads_per_kv_head"] = json::array();  // of each recorded layer
+  for (const std::int64_t layer : meta.layers) {
+    data["heads_per_kv_head"].push_back(meta.group_size(layer));
+  }
   const BlockSteps& shown = choice.blocks[choice.block];
   data["shown"] = {{"sequence", shown.sequence},
                    {"block", shown.block},

@@ -155,8 +155,9 @@ std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& tra
   const std::string digest = text_of(model, "digest");
   const std::string shape =
       knows_model_shape(meta)
-          ? fmt::format("{} layers, {} query heads, {} KV heads, head dimension {}",
-                        meta.num_layers, meta.num_heads, meta.num_kv_heads, meta.head_dim)
+          ? fmt::format("{} layers, {} query heads, {}, head dimension {}{}{}", meta.num_layers,
+                        meta.num_heads, meta.kv_heads_text(), meta.head_dim_text(),
+                        meta.window_text().empty() ? "" : ", ", meta.window_text())
           : "its shape is not in the file that the trace was imported from";
   facts.emplace_back(
       "Model",
@@ -170,7 +171,8 @@ std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& tra
       "Decoding", meta.continuous()
                       ? fmt::format("continuous, blocks of {} tokens, {} of them in the arrays",
                                     meta.block_tokens, meta.block_length)
-                      : fmt::format("block length {}, {}", meta.block_length, decoding_text(run)));
+                      : fmt::format("block length {}, {}{}", meta.block_length, decoding_text(run),
+                                    meta.noise_canvas ? ", from noise instead of masks" : ""));
   const std::string arrays =
       knows_model_shape(meta) ? fmt::format(", {} of {} layers, {} of {} heads", meta.layers.size(),
                                             meta.num_layers, meta.heads.size(), meta.num_heads)

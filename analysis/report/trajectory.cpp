@@ -36,11 +36,10 @@ void add_initial_positions(const TraceReader& trace, const StepRef& first, Traje
     if (item.position < 0 || generated >= std::ssize(frame.generated_tokens)) {
       corrupt(trace, first.row, fmt::format("position {} is outside the sequence", item.position));
     }
-    const std::int64_t token = generated < 0
-                                   ? prompt[static_cast<std::size_t>(item.position)]
-                                   : frame.generated_tokens[static_cast<std::size_t>(generated)];
-    if (generated < 0 || token != frame.mask_token_id) {
-      item.token = token;
+    const auto at = static_cast<std::size_t>(generated);
+    if (generated < 0 || !frame.undecided(at)) {
+      item.token = generated < 0 ? prompt[static_cast<std::size_t>(item.position)]
+                                 : frame.generated_tokens[at];
       item.step = 0;
     }
     block.positions.push_back(item);

@@ -284,6 +284,20 @@ FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::i
 FrameDelta make_canvas(const Frame& before, std::vector<std::int64_t> positions,
                        std::vector<std::int64_t> tokens, std::vector<float> confidence) {
   check_count(0, "confidence of make_canvas", positions.size(), confidence.size());
+  check_count(0, "tokens of make_canvas", positions.size(), tokens.size());
+  check_range(0, "positions of make_canvas", positions, before.gen_length, true);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const auto at = static_cast<std::size_t>(positions[i]);
+    const bool noise = confidence[i] == kUntouchedConfidence;
+    if (before.generated_tokens[at] == tokens[i] && before.undecided(at) == noise) continue;
+    positions[kept] = positions[i];
+    tokens[kept] = tokens[i];
+    confidence[kept++] = confidence[i];
+  }
+  positions.resize(kept);
+  tokens.resize(kept);
+  confidence.resize(kept);
   FrameDelta delta = make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
   SequenceDelta& row = delta.rows.front();
   const std::int64_t step = before.current_step() + 1;
@@ -298,6 +312,20 @@ std::int64_t net_transfers(const FrameDelta& delta) {
   for (const SequenceDelta& row : delta.rows) {
     tokens +=
         std::ssize(row.transfer_index) - 2 * std::ranges::count(row.transfer_step, kUndecodedStep);
+  }
+  return tokens;
+}
+
+std::int64_t DecidedPositions::add(const FrameDelta& delta) {
+  std::int64_t tokens = 0;
+  for (const SequenceDelta& row : delta.rows) {
+    for (std::size_t i = 0; i < row.transfer_index.size(); ++i) {
+      const auto at = static_cast<std::size_t>(row.transfer_index[i]);
+      const bool decided = row.transfer_step.at(i) != kUndecodedStep;
+      if (decided_.size() <= at) decided_.resize(at + 1, false);
+      tokens += int{decided} - int{decided_[at]};
+      decided_[at] = decided;
+    }
   }
   return tokens;
 }

@@ -57,14 +57,25 @@ FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::i
 
 /// The delta of a canvas without masks (TraceMeta::noise_canvas), where each step accepts anew:
 /// `tokens[i]` goes to `positions[i]`. It is noise where `confidence[i]` is kUntouchedConfidence
-/// (step kUndecodedStep). The others are accepted with the step after those of `before`, one
-/// sequence.
+/// (step kUndecodedStep). The others are accepted with the step after those of `before` (one
+/// sequence); one that is accepted with the same token again keeps its step and confidence.
 FrameDelta make_canvas(const Frame& before, std::vector<std::int64_t> positions,
                        std::vector<std::int64_t> tokens, std::vector<float> confidence);
 
 /// Tokens that the transfers of a resolved delta add: 1 for each transferred token, -1 for each
 /// token taken back (a transfer of the mask, with step kUndecodedStep).
 std::int64_t net_transfers(const FrameDelta& delta);
+
+/// The positions of one sequence that hold a decided token, followed from delta to delta. For
+/// canvases without masks, whose deltas list noise and tokens that were accepted before.
+class DecidedPositions {
+ public:
+  /// The tokens that the transfers of a resolved delta add: net_transfers() of what they change.
+  std::int64_t add(const FrameDelta& delta);
+
+ private:
+  std::vector<bool> decided_;
+};
 
 /// Changes `frame` in place. For a delta that doesn't fit, throws and changes nothing.
 void apply_delta(Frame& frame, const FrameDelta& delta);

@@ -81,6 +81,23 @@ void check_same(const JsonNode& node, std::int64_t got, std::int64_t wanted) {
   }
 }
 
+/// K of each layer, where they differ; the largest is kv_heads.
+void read_layer_kv_heads(const JsonNode& node, ReuseModel& model) {
+  const auto elements = node.elements();
+  if (std::cmp_not_equal(elements.size(), model.layers)) {
+    node.refuse(fmt::format("{} values, one for each layer", model.layers));
+  }
+  for (const JsonNode& element : elements) {
+    model.layer_kv_heads.push_back(element.integer(1, model.heads));
+    if (model.heads % model.layer_kv_heads.back() != 0) {
+      element.refuse(fmt::format("a divisor of {} heads", model.heads));
+    }
+  }
+  if (std::ranges::max(model.layer_kv_heads) != model.kv_heads) {
+    node.refuse(fmt::format("a largest value of {}, as kv_heads says", model.kv_heads));
+  }
+}
+
 /// With `wanted`, another model is refused before anything else is checked: the message for such a
 /// file must not be about the length of some array.
 ReuseModel read_model(const JsonNode& node, const std::optional<ReuseModel>& wanted) {
@@ -98,6 +115,7 @@ ReuseModel read_model(const JsonNode& node, const std::optional<ReuseModel>& wan
       check_same(node.member("kv_heads"), model.kv_heads, wanted->kv_heads);
     }
   }
+  if (node.has("layer_kv_heads")) read_layer_kv_heads(node.member("layer_kv_heads"), model);
   const JsonNode digest = node.member("digest");
   if (wanted && !wanted->digest.empty() && digest.text() != wanted->digest) {
     digest.refuse(fmt::format("\"{}\", this checkpoint's digest (the file is for other weights)",

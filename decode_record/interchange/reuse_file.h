@@ -35,6 +35,12 @@ struct ReuseModel {
   std::int64_t heads = 0;     ///< query heads, H
   std::int64_t kv_heads = 0;  ///< K, a divisor of heads; 0: not in the file
   std::string digest;         ///< of the checkpoint: 64 hexadecimal digits; wanted and empty: any
+  /// [layers], where they differ: K of each layer; kv_heads is the largest.
+  std::vector<std::int64_t> layer_kv_heads = {};
+
+  std::int64_t kv_heads_of(std::size_t layer) const {
+    return layer_kv_heads.empty() ? kv_heads : layer_kv_heads.at(layer);
+  }
 };
 
 enum class ReuseGranularity : std::uint8_t {
@@ -146,9 +152,9 @@ inline constexpr std::string_view kEffectRank =
     "rank of the KL of the predictions when the head's external pair is frozen; 1: least";
 
 /// The mask for a gamma: a head reuses if its similarity is strictly greater, never for NaN. Then
-/// the pins are applied. `kv_heads` is only used for kv_group.
+/// the pins are applied. The model's KV heads are only used for kv_group.
 HeadMatrix<bool> reuse_mask(const HeadMatrix<double>& similarity, double gamma,
-                            ReuseGranularity granularity, std::int64_t kv_heads,
+                            ReuseGranularity granularity, const ReuseModel& model,
                             const std::vector<ReusePin>& pins = {});
 
 /// The similarities that gamma decides by: NaN (never reuse) where the drift is not within the

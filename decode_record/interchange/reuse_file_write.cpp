@@ -98,6 +98,7 @@ ordered_json file_json(const ReuseFile& file) {
   ordered_json& model = json["model"];
   model = {{"layers", file.model.layers}, {"heads", file.model.heads}};
   if (file.model.kv_heads > 0) model["kv_heads"] = file.model.kv_heads;
+  if (!file.model.layer_kv_heads.empty()) model["layer_kv_heads"] = file.model.layer_kv_heads;
   model["digest"] = file.model.digest;
   if (file.reuse.ranges.size() > 1) json["step_ranges"] = step_ranges_json(file.reuse.ranges);
   if (!file.gamma.empty()) {

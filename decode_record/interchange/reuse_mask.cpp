@@ -20,12 +20,13 @@ ReuseGranularity parse_reuse_granularity(std::string_view name) {
 }
 
 HeadMatrix<bool> reuse_mask(const HeadMatrix<double>& similarity, double gamma,
-                            ReuseGranularity granularity, std::int64_t kv_heads,
+                            ReuseGranularity granularity, const ReuseModel& model,
                             const std::vector<ReusePin>& pins) {
   HeadMatrix<bool> mask;
   for (const std::vector<double>& row : similarity) {
     std::vector<bool> heads(row.size());
     for (std::size_t head = 0; head < row.size(); ++head) heads[head] = row[head] > gamma;
+    const std::int64_t kv_heads = model.kv_heads_of(mask.size());
     if (granularity == ReuseGranularity::kv_group && kv_heads > 0) {
       const std::size_t group =
           std::max<std::size_t>(1, row.size() / static_cast<std::size_t>(kv_heads));
@@ -64,7 +65,7 @@ ReuseMasks reuse_masks(const ReuseFile& file, const std::vector<double>& gammas)
   const auto within = within_bound(file.similarity, file.lse_drift, file.lse_bound);
   for (std::size_t range = 0; range < within.size(); ++range) {
     masks.heads.push_back(
-        reuse_mask(within[range], gammas[range], file.granularity, file.model.kv_heads, file.pins));
+        reuse_mask(within[range], gammas[range], file.granularity, file.model, file.pins));
   }
   return masks;
 }

@@ -32,6 +32,17 @@ std::vector<float> to_floats(const std::vector<std::byte>& rows, h5::Element ele
   return values;
 }
 
+/// One layer of a row, without padding.
+std::vector<std::byte> read_layer(const StoredTrace& raw, Field field, std::int64_t row,
+                                  std::int64_t layer) {
+  std::vector<std::byte> values = raw.read(field, row, 1, layer);
+  if (layer == TraceReader::kAllLayersOfRow || !raw.meta().ragged()) return values;
+  const LayerPart own = layer_part(spec_of(field), raw.meta(), static_cast<std::size_t>(layer));
+  drop_padding(values.data(), own);
+  values.resize(own.bytes());
+  return values;
+}
+
 std::vector<std::int32_t> to_ints(const std::vector<std::byte>& rows, h5::Element element) {
   if (element == h5::Element::i32) {
     std::vector<std::int32_t> values(rows.size() / sizeof(std::int32_t));
@@ -200,14 +211,14 @@ std::vector<float> TraceReader::read_floats_at(Field field, std::int64_t row,
                                                std::int64_t layer) const {
   const h5::Element element = checked_element(impl_->raw, field, true);
   impl_->check_rows(row, 1);
-  return to_floats(impl_->raw.read(field, row, 1, layer), element);
+  return to_floats(read_layer(impl_->raw, field, row, layer), element);
 }
 
 std::vector<std::int32_t> TraceReader::read_ints_at(Field field, std::int64_t row,
                                                     std::int64_t layer) const {
   const h5::Element element = checked_element(impl_->raw, field, false);
   impl_->check_rows(row, 1);
-  return to_ints(impl_->raw.read(field, row, 1, layer), element);
+  return to_ints(read_layer(impl_->raw, field, row, layer), element);
 }
 
 void TraceReader::read_raw(Field field, std::int64_t first_row, std::int64_t count,
@@ -290,11 +301,26 @@ TraceReader::Prefix TraceReader::prefix(Field field, std::int64_t row, std::int6
       return one.position >= start && one.position < start + block;
     });
   }
+  const TraceMeta& meta = raw.meta();
+  const auto slot = static_cast<std::size_t>(layer);
+  if (layer < 0 || slot >= meta.layers.size() ||
+      kv_head.value_or(0) >= std::max<std::size_t>(meta.kv_slots_at(slot), 1)) {
+    throw UsageError(fmt::format("{}: prefix: expected a recorded layer and one of its KV heads",
+                                 impl_->info.path));
+  }
+  const std::int64_t window = meta.window_of(meta.layers[slot]);
+  if (window > 0) {  // the newest keys
+    const auto context = impl_->value<std::int32_t>(Field::step_context_length, row);
+    const std::int64_t first = meta.first_key(meta.layers[slot], context);
+    std::erase_if(latest, [&](const Stored& one) { return one.position < first; });
+  }
   Prefix result;
   for (const Stored& one : latest) result.positions.push_back(one.position);
-  const std::size_t heads = raw.meta().kv_heads.size();
-  const auto dim = static_cast<std::size_t>(raw.meta().head_dim);
-  const std::size_t width = (kv_head ? 1 : heads) * dim;
+  const std::size_t heads = meta.kv_heads.size();
+  const auto padded = static_cast<std::size_t>(meta.channels());
+  const auto dim = static_cast<std::size_t>(meta.channels_at(slot));
+  const std::size_t own_heads = kv_head ? 1 : meta.kv_slots_at(slot);
+  const std::size_t width = own_heads * dim;
   const std::size_t size = h5::size_of(element);
   result.values.resize(latest.size() * width);
   std::vector<std::pair<std::int64_t, std::size_t>> order;
@@ -306,10 +332,11 @@ TraceReader::Prefix TraceReader::prefix(Field field, std::int64_t row, std::int6
     if (next->first >= end) continue;  // all of them were written again later
     const std::vector<std::byte> words = raw.read(field, first, end - first, layer);
     for (; next != order.end() && next->first < end; ++next) {
-      const auto at =
-          static_cast<std::size_t>(next->first - first) * heads * dim + kv_head.value_or(0) * dim;
-      widen_row(words.data() + at * size, width, element,
-                result.values.data() + next->second * width);
+      const std::size_t at = static_cast<std::size_t>(next->first - first) * heads;
+      for (std::size_t head = 0; head < own_heads; ++head) {
+        widen_row(words.data() + (at + kv_head.value_or(head)) * padded * size, dim, element,
+                  result.values.data() + next->second * width + head * dim);
+      }
     }
   }
   return result;

@@ -87,7 +87,8 @@ class TraceReader {
   std::vector<float> read_floats(Field field, std::int64_t first_row, std::int64_t count) const;
   std::vector<std::int32_t> read_ints(Field field, std::int64_t first_row,
                                       std::int64_t count) const;
-  /// The same for one row and one recorded layer (index into meta.layers).
+  /// The same for one row and one recorded layer (index into meta.layers), without the padding of
+  /// ragged layers (own_values).
   std::vector<float> read_floats_at(Field field, std::int64_t row, std::int64_t layer) const;
   std::vector<std::int32_t> read_ints_at(Field field, std::int64_t row, std::int64_t layer) const;
   /// Reads rows [first_row, first_row + count) unconverted (bfloat16 words are not widened) into
@@ -108,13 +109,15 @@ class TraceReader {
   bool written(Field field, std::int64_t row, std::int64_t layer) const;
 
   /// External keys or values of one layer of a row; field = prefix_key or prefix_value; values
-  /// [length, kv_head, channel]. These are the committed ones of positions [0, length), from the
-  /// prefill and commit rows before `row`. In a bidirectional trace they are those of every
-  /// position outside the row's block, as last written by a row up to and including `row`.
-  /// `kv_head`: only this recorded slot.
+  /// [length, kv_head, channel], those of the layer (LayerSizes). These are the committed ones,
+  /// from the prefill and commit rows before `row`: of positions [0, length), or of the newest ones
+  /// that the layer's window has. In a bidirectional trace they are those of every position outside
+  /// the row's block, as last written by a row up to and including `row`. `kv_head`: only this
+  /// recorded slot.
   struct Prefix {
     std::vector<std::int32_t> positions;  ///< [length], ascending
-    std::vector<float> values;            ///< [length, recorded KV heads or 1, head_dim]
+    std::vector<float> values;            ///< [length, the layer's recorded KV heads or 1, its
+                                          ///< head_dim]
   };
   Prefix prefix(Field field, std::int64_t row, std::int64_t layer,
                 std::optional<std::size_t> kv_head = std::nullopt) const;

@@ -54,12 +54,12 @@ constexpr std::array<IntField, 2> kContinuousInts{
 constexpr const char* kRagged = "ragged";
 struct LayerField {
   Field field;
-  std::vector<std::int64_t> AttentionSizes::*member;
+  std::vector<std::int64_t> LayerSizes::*member;
 };
 constexpr std::array<LayerField, 3> kLayerSizes{
-    {{Field::layer_kv_heads, &AttentionSizes::layer_kv_heads},
-     {Field::layer_head_dim, &AttentionSizes::layer_head_dim},
-     {Field::layer_window, &AttentionSizes::layer_window}}};
+    {{Field::layer_kv_heads, &LayerSizes::layer_kv_heads},
+     {Field::layer_head_dim, &LayerSizes::layer_head_dim},
+     {Field::layer_window, &LayerSizes::layer_window}}};
 
 // Likewise, only if they are true.
 struct Mark {

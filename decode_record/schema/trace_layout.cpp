@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 
 #include "decode_record/schema/reuse_rule.h"
@@ -266,6 +267,35 @@ std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta) {
     bytes *= static_cast<std::size_t>(axis_length(spec.axes[i], meta));
   }
   return bytes;
+}
+
+LayerPart layer_part(const DatasetSpec& spec, const TraceMeta& meta, std::size_t slot) {
+  std::size_t rows = 1;
+  const std::size_t element = element_size(spec, meta);
+  LayerPart own{1, element, element};
+  bool of_layer = false;
+  for (std::size_t i = 1; i < spec.rank; ++i) {
+    const Axis axis = spec.axes[i];
+    const auto length = static_cast<std::size_t>(axis_length(axis, meta));
+    if (axis == Axis::layer) {
+      of_layer = true;
+    } else if (axis == Axis::channel) {
+      own.padded_bytes *= length;
+      own.own_bytes *= static_cast<std::size_t>(meta.channels_at(slot));
+    } else {
+      rows *= axis == Axis::kv_head ? meta.kv_slots_at(slot) : length;
+    }
+  }
+  if (!of_layer) return {1, row_bytes(spec, meta), row_bytes(spec, meta)};
+  own.rows = rows;
+  return own;
+}
+
+void drop_padding(std::byte* values, const LayerPart& own) {
+  if (own.padded_bytes == own.own_bytes) return;
+  for (std::size_t row = 1; row < own.rows; ++row) {
+    std::memmove(values + row * own.own_bytes, values + row * own.padded_bytes, own.own_bytes);
+  }
 }
 
 StepLimits step_limits(const TraceMeta& meta, std::int64_t token, float confidence,

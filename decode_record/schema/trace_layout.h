@@ -47,6 +47,19 @@ std::vector<std::int64_t> chunk_of(const DatasetSpec& spec, const TraceMeta& met
 /// Bytes of one row (one index of the first axis) of an extendible dataset.
 std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta);
 
+/// What a recorded layer has of its values in a row, [.., channel] or [kv_head, ..]. The rest is
+/// padding (ragged layers).
+struct LayerPart {
+  std::size_t rows = 0;  ///< of padded_bytes each, and none after them
+  std::size_t padded_bytes = 0;
+  std::size_t own_bytes = 0;  ///< the first ones of a row
+  std::size_t bytes() const { return rows * own_bytes; }
+};
+/// `slot`: index into meta.layers. A dataset without a layer axis has no padding.
+LayerPart layer_part(const DatasetSpec& spec, const TraceMeta& meta, std::size_t slot);
+/// Moves a layer's own values to the front: the first own.bytes() of them.
+void drop_padding(std::byte* values, const LayerPart& own);
+
 /// The steps that a position of a frame may have with this token and confidence, where `most` is
 /// the largest of any. Only a mask has none, and in a canvas without masks what has no confidence.
 struct StepLimits {

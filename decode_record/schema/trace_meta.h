@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "decode_record/schema/attention_sizes.h"
+#include "decode_record/schema/layer_sizes.h"
 #include "decode_record/schema/trace_schema.h"
 
 namespace blockscope {
@@ -100,10 +100,10 @@ struct DraftCost {
   std::int64_t target_ns = 0;       ///< the target's pass over the block
 };
 
-struct TraceMeta : AttentionSizes {
+struct TraceMeta : LayerSizes {
   std::int64_t format_version = kTraceFormatVersion;  ///< of the file that was read
 
-  // The model, with its AttentionSizes.
+  // The model, with its LayerSizes.
   std::int64_t hidden_size = 0;
   std::int64_t vocab_size = 0;
   std::int64_t mask_token_id = -1;  ///< -1: the model has none (autoregressive, or noise_canvas)
@@ -115,10 +115,7 @@ struct TraceMeta : AttentionSizes {
   // The run.
   std::int64_t block_length = 0;  ///< B
   RecordLevel level = RecordLevel::trajectory;
-  std::vector<std::int64_t> layers;    ///< recorded layers, ascending
-  std::vector<std::int64_t> heads;     ///< recorded query heads, ascending
-  std::vector<std::int64_t> kv_heads;  ///< recorded KV heads, ascending
-  std::int64_t set_size = 0;           ///< k of the top-k sets; 0: no set datasets
+  std::int64_t set_size = 0;  ///< k of the top-k sets; 0: no set datasets
   SetNormaliser set_normaliser = SetNormaliser::prefix;
   std::int64_t selected_size = 0;      ///< keys a sparse policy selects; 0: no /attention/selected
   bool has_residual = false;           ///< the policy keeps a residual part

@@ -70,8 +70,10 @@ class Step:
 
         about = self._block._about(name)
         dims = about["axes"][1:]
-        coords = {dim: self._block._coordinates[dim] for dim in dims if dim in self._block._coordinates}
-        return xr.DataArray(self._values(name), dims=dims, coords=coords, name=about["path"].rpartition("/")[2])
+        values = self._values(name)
+        coords = {dim: self._block._coordinates[dim][:length] for dim, length in zip(dims, values.shape)
+                  if dim in self._block._coordinates}
+        return xr.DataArray(values, dims=dims, coords=coords, name=about["path"].rpartition("/")[2])
 
     def __repr__(self) -> str:
         return f"<blockscope.Step {self.step} of block {self._block.index}, sequence {self._block.sequence}>"
@@ -87,9 +89,10 @@ class Block:
     """
 
     def __init__(self, trace: Any, arrays: dict[str, Any], short: dict[str, str], coordinates: dict[str, Any],
-                 sequence: int, index: int, rows: np.ndarray, numbers: np.ndarray, layers: np.ndarray | None) -> None:
+                 sequence: int, index: int, rows: np.ndarray, numbers: np.ndarray, layers: np.ndarray | None,
+                 sizes: tuple[int, int] | None) -> None:
         self._trace, self._arrays, self._short, self._coordinates = trace, arrays, short, coordinates
-        self._layers = layers
+        self._layers, self._sizes = layers, sizes
         self._read: dict[str, np.ndarray] = {}
         self.sequence, self.index, self.rows, self.numbers = sequence, index, rows, numbers
 
@@ -137,6 +140,9 @@ class Block:
                 self._trace.read(about["path"], [int(rows[first]), *start], list(part.shape), part)
         if picked and len(self._layers) != count[axis]:  # type: ignore[arg-type]
             values = values.take(self._layers - start[axis], axis=axis + 1)  # type: ignore[operator]
+        if self._sizes is not None and "layer" in about["axes"]:  # without padding
+            own = dict(zip(("kv_head", "channel"), self._sizes))
+            values = values[tuple(slice(own.get(name)) for name in about["axes"])]
         return values
 
     def __iter__(self) -> Iterator[Step]:
@@ -160,7 +166,9 @@ def blocks(trace: Trace, *, layers: Indices = None, steps: Indices = None, block
                 print(block.sequence, block.index, after.step, abs(after.external - before.external).mean())
 
     Args:
-        layers: the model's indices; arrays have only these.
+        layers: the model's indices; arrays have only these. Where layers differ in KV heads or channels (ragged layers),
+            arrays of layers of one size have this size. Those of several sizes are padded, as in the file: NaN, or -1
+            in integers.
         steps: denoising steps of a block, from 1.
         blocks, sequences: indices, from 0.
 
@@ -205,4 +213,4 @@ def blocks(trace: Trace, *, layers: Indices = None, steps: Indices = None, block
         if first == end:
             continue
         yield Block(core, about, short, coordinates, int(keys[first][0]), int(keys[first][1]), rows[first:end],
-                    columns["step"][rows[first:end]], places)
+                    columns["step"][rows[first:end]], places, trace._sizes_of(wanted or trace.layers))

@@ -34,7 +34,8 @@ class Frame:
 
     Attributes:
         prompt: token ids, int64 [prompt_length].
-        tokens: token ids after the prompt, int64 [gen_length]; `mask_token_id` for an undecided position.
+        tokens: token ids after the prompt, int64 [gen_length]. An undecided position has `mask_token_id`, or in a canvas
+            without masks the noise that was drawn for it.
         confidence: probability of the token when it was decided, float32 [gen_length]; -inf: not decided yet.
         steps: number of the step of the sequence that decided the token, int64 [gen_length]; -1: none.
         mask_token_id: -1 if the model has none.
@@ -47,9 +48,14 @@ class Frame:
     mask_token_id: int
 
     @property
+    def undecided(self) -> np.ndarray:
+        """Whether each position holds the mask or noise, bool [gen_length]."""
+        return (self.steps == -1) | (self.tokens == self.mask_token_id)  # type: ignore[no-any-return]
+
+    @property
     def masks_left(self) -> int:
-        """Number of positions that hold the mask."""
-        return int((self.tokens == self.mask_token_id).sum())
+        """Number of undecided positions."""
+        return int(self.undecided.sum())
 
     def __repr__(self) -> str:
         return (f"<blockscope.Frame: {self.prompt.size} prompt tokens, {self.tokens.size} positions, "

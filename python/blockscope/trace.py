@@ -119,6 +119,11 @@ class Trace:
         return int(self._info["mask_token_id"])
 
     @property
+    def noise_canvas(self) -> bool:
+        """Whether undecided positions of a block hold random tokens in place of a mask."""
+        return bool(self._info["noise_canvas"])
+
+    @property
     def layers(self) -> list[int]:
         """The model's layers that were recorded."""
         return list(self._info["layers"])
@@ -136,11 +141,24 @@ class Trace:
     @property
     def model(self) -> dict[str, Any]:
         """The resolved configuration with the source of each value, the checkpoint's digest, and the model's shape:
-        `num_layers`, `num_heads`, `num_kv_heads`, `head_dim`, `hidden_size`, `vocab_size`."""
+        `num_layers`, `num_heads`, `num_kv_heads`, `head_dim`, `hidden_size`, `vocab_size`. Where layers differ, also
+        `layer_kv_heads`, `layer_head_dim` and `layer_window`, one number for each layer, and `num_kv_heads` and
+        `head_dim` are the largest."""
         shape = {key: self._info[key] for key in (
             "num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_size", "vocab_size",
             "mask_token_id", "logit_shift", "bidirectional", "softmax_scale")}
+        if self._info["layer_kv_heads"]:
+            shape |= {key: list(self._info[key]) for key in ("layer_kv_heads", "layer_head_dim", "layer_window")}
         return {**self._json("model_json"), **shape}
+
+    def _sizes_of(self, layers: Iterable[int]) -> tuple[int, int] | None:
+        """How many of `kv_heads` these layers have, and their channels; None: no one size, or all layers are alike."""
+        kv_heads, channels = self._info["layer_kv_heads"], self._info["layer_head_dim"]
+        sizes = {(kv_heads[layer], channels[layer]) for layer in layers} if kv_heads else set()
+        if len(sizes) != 1:
+            return None
+        (own, width), = sizes
+        return sum(head < own for head in self.kv_heads), width
 
     @property
     def run(self) -> dict[str, Any]:
@@ -186,7 +204,7 @@ class Trace:
             raise TraceError(f"{self.path}: /tokenizer: expected the vocabulary's pieces, got none. HINT: "
                              "frame() has the token ids")
         stand_in = mask.encode("utf-8")
-        masked = frame.tokens == frame.mask_token_id
+        masked = frame.undecided
         pieces = self.pieces(frame.tokens)
         return text(b"".join(stand_in if no_token else piece for piece, no_token in zip(pieces, masked)))
 
@@ -202,8 +220,8 @@ class Trace:
         from .text_html import TextHtml
 
         frame = self.frame(sequence, self.num_steps(sequence) if t is None else t)
-        pieces = [mask.encode() if token == frame.mask_token_id else piece
-                  for token, piece in zip(frame.tokens, self.pieces(frame.tokens))]
+        pieces = [mask.encode() if no_token else piece
+                  for no_token, piece in zip(frame.undecided, self.pieces(frame.tokens))]
         return TextHtml(pieces, frame.tokens, frame.confidence if values is None else values)
 
     def num_steps(self, sequence: int) -> int:

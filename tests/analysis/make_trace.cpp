@@ -18,6 +18,10 @@ void add_trace_options(CLI::App& app, blockscope::testing::TraceMakerOptions& o)
   app.add_option("--heads", o.heads);
   app.add_option("--kv-heads", o.kv_heads);
   app.add_option("--head-dim", o.head_dim);
+  app.add_option("--layer-kv-heads", o.layer_kv_heads)->delimiter(',');
+  app.add_option("--layer-head-dim", o.layer_head_dim)->delimiter(',');
+  app.add_option("--layer-window", o.layer_window)->delimiter(',');
+  app.add_flag("--noise", o.noise, "canvases without masks");
   app.add_option("--hidden-size", o.hidden_size);
   app.add_option("--block-length", o.block_length);
   app.add_option("--sequences", o.sequences);

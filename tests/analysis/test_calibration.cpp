@@ -22,16 +22,23 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+constexpr std::int64_t kChannels = 16;
+
 CalibrationSums random_sums(std::int64_t layers, std::int64_t heads, std::int64_t kv_heads,
                             unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   CalibrationSums sums;
   sums.model = {layers, heads, kv_heads, std::string(64, 'a')};
-  sums.head_dim = 16;
+  sums.sizes.num_heads = heads;
+  sums.sizes.num_kv_heads = kv_heads;
+  sums.sizes.head_dim = kChannels;
   sums.steps = 50;
-  sums.keys = 5000.0;
-  sums.flops = 80000.0;
+  const auto each_layer = [layers](double value) {
+    return std::vector<double>(static_cast<std::size_t>(layers), value);
+  };
+  sums.keys = each_layer(5000.0);
+  sums.flops = each_layer(80000.0);
   HeadMatrix<double> similarity;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     auto& row = similarity.emplace_back();
@@ -51,14 +58,14 @@ CalibrationSums random_sums(std::int64_t layers, std::int64_t heads, std::int64_
     of_tau.tau = tau;
     of_tau.reusing_steps = 10 * (tau - 1);
     RangeSums range;
-    range.reusing_keys = 1000.0 * static_cast<double>(tau - 1);
-    range.reusing_flops = 15000.0 * static_cast<double>(tau - 1);
+    range.reusing_keys = each_layer(1000.0 * static_cast<double>(tau - 1));
+    range.reusing_flops = each_layer(15000.0 * static_cast<double>(tau - 1));
     range.reused.resize(1);
     for (std::int64_t i = 0; i < layers * heads; ++i) {
       const std::int64_t terms = tau == 1 ? 0 : 160;
-      range.reused[0].push_back(
-          {uniform(random), uniform(random), static_cast<double>(terms), 0.0, terms});
-      range.recomputed.push_back({0.0, 0.0, 300.0, 300.0, 200});
+      range.reused[0].push_back({uniform(random), uniform(random), static_cast<double>(terms), 0.0,
+                                 terms, terms * kChannels});
+      range.recomputed.push_back({0.0, 0.0, 300.0, 300.0, 200, 200 * kChannels});
       if (terms == 0) range.reused[0].back() = {};
     }
     of_tau.ranges = {range};
@@ -98,17 +105,17 @@ ReusePoint slow_point(const CalibrationSums& sums, const HeadMatrix<bool>& mask,
   const auto share = [](double part, std::int64_t whole) {
     return part / static_cast<double>(whole);
   };
-  point.byte_saving =
-      of_tau.reusing_keys / sums.keys * share(groups, sums.model.layers * sums.model.kv_heads);
-  point.flop_saving = of_tau.reusing_flops / sums.flops *
+  point.byte_saving = of_tau.reusing_keys[0] / sums.keys[0] *
+                      share(groups, sums.model.layers * sums.model.kv_heads);
+  point.flop_saving = of_tau.reusing_flops[0] / sums.flops[0] *
                       share(static_cast<double>(point.heads), sums.model.layers * sums.model.heads);
   if (point.terms > 0) {
     point.relative_l2 = std::sqrt(squared / reference);
-    point.mean_l1 = share(absolute, point.terms * sums.head_dim);
+    point.mean_l1 = share(absolute, point.terms * kChannels);
   }
   if (point.terms_reused > 0) {
     point.relative_l2_reused = std::sqrt(squared / masked);
-    point.mean_l1_reused = share(absolute, point.terms_reused * sums.head_dim);
+    point.mean_l1_reused = share(absolute, point.terms_reused * kChannels);
   }
   point.relative_l2_all_steps = std::sqrt(squared / all);
   return point;
@@ -146,7 +153,7 @@ void expect_exact(const CalibrationSums& sums, ReuseGranularity granularity,
   for (const double gamma : gammas) {
     for (const std::int64_t tau : {1, 2, 4}) {
       const HeadMatrix<bool> mask =
-          reuse_mask(sums.similarity[0], gamma, granularity, sums.model.kv_heads, pins);
+          reuse_mask(sums.similarity[0], gamma, granularity, sums.model, pins);
       const ReusePoint slow = slow_point(sums, mask, gamma, tau);
       const ReusePoint fast = predictor.at(gamma, tau);
       EXPECT_EQ(fast.heads, slow.heads) << gamma;

@@ -19,10 +19,11 @@ using ::testing::HasSubstr;
 CalibrationSums two_heads() {
   CalibrationSums sums;
   sums.model = {1, 2, 2, std::string(64, 'a')};
-  sums.head_dim = 16;
+  sums.sizes.num_heads = sums.sizes.num_kv_heads = 2;
+  sums.sizes.head_dim = 16;
   sums.steps = 50;
-  sums.keys = 5000.0;
-  sums.flops = 80000.0;
+  sums.keys = {5000.0};
+  sums.flops = {80000.0};
   sums.ranges.first = {1, 3, 5};
   sums.similarity = {{{0.9, 0.1}}, {{0.1, 0.9}}, {{0.9, 0.9}}};
   sums.lse_drift = {{{0.0, 0.0}}, {{0.0, 0.0}}, {{0.3, 0.0}}};
@@ -35,10 +36,11 @@ CalibrationSums two_heads() {
   double digit = 1.0;
   for (std::size_t range = 0; range < 3; ++range) {
     RangeSums& of_range = tau.ranges.emplace_back();
-    of_range.reusing_keys = 100.0 * static_cast<double>(range + 1);
+    of_range.reusing_keys = {100.0 * static_cast<double>(range + 1)};
+    of_range.reusing_flops = {0.0};
     of_range.recomputed.resize(2);
     for (std::size_t source = 0; source <= range; ++source, digit *= 10.0) {
-      of_range.reused.emplace_back(2, ReuseErrorSums{digit, 0.0, 1e6, 0.0, 10});
+      of_range.reused.emplace_back(2, ReuseErrorSums{digit, 0.0, 1e6, 0.0, 10, 160});
     }
   }
   sums.taus = {tau};
@@ -57,8 +59,8 @@ std::string message_of(const CalibrationSums& sums, const CalibrationRequest& re
 TEST(CalibrationByStep, AHeadsErrorComesFromItsOwnLastRead) {
   const CalibrationSums sums = two_heads();
   const ReusePredictor predictor(sums, ReuseGranularity::head);
-  // Head 0 reuses in ranges 0 and 2, head 1 in ranges 1 and 2. In range 2, head 0 has the pair of the
-  // end of range 1. Head 1 has that of the end of range 0, in ranges 1 and 2.
+  // Head 0 reuses in ranges 0 and 2, head 1 in ranges 1 and 2. In range 2, head 0 has the pair of
+  // the end of range 1. Head 1 has that of the end of range 0, in ranges 1 and 2.
   const ReusePoint point = predictor.at(0.5, 2);
   EXPECT_EQ(point.heads, 4);
   EXPECT_NEAR(point.relative_l2_reused, std::sqrt((1.0 + 1e5 + 100.0 + 1e4) / 4e6), 1e-12);

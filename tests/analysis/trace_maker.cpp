@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "decode_record/base/nan.h"
 #include "tests/analysis/trace_rows.h"
 
 namespace blockscope::testing {
@@ -20,13 +21,11 @@ bool among(const std::vector<std::int64_t>& list, std::int64_t value) {
 
 TraceMeta make_meta(const TraceMakerOptions& o) {
   TraceMeta meta;
-  meta.num_layers = o.layers;
-  meta.num_heads = o.heads;
-  meta.num_kv_heads = o.kv_heads;
-  meta.head_dim = o.head_dim;
+  static_cast<LayerSizes&>(meta) = sizes_of(o);
   meta.hidden_size = o.hidden_size;
   meta.vocab_size = kVocabulary + 1;
-  meta.mask_token_id = kVocabulary;
+  meta.mask_token_id = o.noise ? -1 : kVocabulary;
+  meta.noise_canvas = o.noise;
   meta.softmax_scale = 1.0 / std::sqrt(static_cast<double>(o.head_dim));
   meta.block_length = o.block_length;
   meta.level = o.level;
@@ -61,6 +60,7 @@ class Sequence {
     start.name = fmt::format("made-{}", i);
     for (std::int64_t t = 0; t < prompt_; ++t) start.prompt.push_back((t * 5 + i) % kVocabulary);
     start.gen_length = blocks_ * o.block_length;
+    frame_ = make_initial_frame(start.prompt, u(start.gen_length), meta.mask_token_id);
     start.answer = fmt::format("answer {}", i);
     start.metric = "exact_match";
     index_ = writer.begin_sequence(std::move(start));
@@ -109,12 +109,16 @@ class Sequence {
       for (const auto& [field, all] : {std::pair{Field::prefix_key, &committed.key[layer]},
                                        std::pair{Field::prefix_value, &committed.value[layer]}}) {
         Values kept;
-        for (std::int64_t row_kv = 0; row_kv < count * o_.kv_heads; ++row_kv) {
-          if (std::ranges::find(meta_.kv_heads, row_kv % o_.kv_heads) == meta_.kv_heads.end()) {
-            continue;
+        const std::int64_t kv_heads = meta_.kv_heads_of(meta_.layers[slot]);
+        const std::int64_t dim = meta_.channels_at(slot);
+        for (std::int64_t n = 0; n < count; ++n) {
+          for (const std::int64_t kv : meta_.kv_heads) {
+            const std::int64_t own = kv < kv_heads ? dim : 0;
+            const auto first =
+                all->begin() + static_cast<std::ptrdiff_t>((n * kv_heads + kv) * own);
+            kept.insert(kept.end(), first, first + static_cast<std::ptrdiff_t>(own));
+            kept.insert(kept.end(), u(meta_.channels() - own), kNaN);
           }
-          const auto first = all->begin() + static_cast<std::ptrdiff_t>(row_kv * o_.head_dim);
-          kept.insert(kept.end(), first, first + static_cast<std::ptrdiff_t>(o_.head_dim));
         }
         row.arrays.push_back(
             {field, static_cast<std::int64_t>(slot), to_file_type(kept, spec_of(field), meta_)});
@@ -128,6 +132,7 @@ class Sequence {
     const auto committed = model_.commit_random(prompt_);
     TraceRow row = new_row(pass, PassKind::prefill);
     add_prefix(row, committed, 0, prompt_);
+    if (o_.noise) row.delta = draw_canvas(0);
     writer_.append_row(std::move(row));
   }
 
@@ -165,7 +170,7 @@ class Sequence {
       clean.nan = clean.inf = clean.zero = 0.0;
       row.arrays = to_slices(predictions, meta_, clean, random_);
     }
-    row.delta = decide(step);
+    row.delta = o_.noise ? accept(step) : decide(step);
     writer_.append_row(std::move(row));
   }
 
@@ -187,10 +192,52 @@ class Sequence {
     return make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
   }
 
+  /// Noise at every position of a canvas.
+  FrameDelta draw_canvas(std::int64_t block) {
+    std::uniform_int_distribution<std::int64_t> any(0, kVocabulary - 1);
+    const std::vector<std::int64_t> none(u(o_.block_length), -1);
+    return move_to(block, none, any);
+  }
+
+  /// Every position is accepted or not, whatever it was; the last step accepts all.
+  FrameDelta accept(const ModelStep& step) {
+    std::uniform_int_distribution<std::int64_t> any(0, kVocabulary - 1);
+    std::bernoulli_distribution accepts(0.6);
+    std::vector<std::int64_t> accepted(u(o_.block_length), -1);
+    for (std::size_t i = 0; i < accepted.size(); ++i) {
+      masked_[i] = step_ != steps_ && !accepts(random_);
+      if (!masked_[i]) accepted[i] = step.top1[i];
+    }
+    return move_to(block_, accepted, any);
+  }
+
+  /// The delta to a canvas of these tokens, and noise where they are -1; M of the next step.
+  FrameDelta move_to(std::int64_t block, const std::vector<std::int64_t>& accepted,
+                     std::uniform_int_distribution<std::int64_t>& any) {
+    std::vector<std::int64_t> positions;
+    std::vector<std::int64_t> tokens;
+    std::vector<float> confidence;
+    changed_ = 0;
+    for (std::size_t i = 0; i < accepted.size(); ++i) {
+      const std::size_t at = u(block * o_.block_length) + i;
+      const bool noise = accepted[i] < 0;
+      const std::int64_t token = noise ? any(random_) : accepted[i];
+      changed_ += frame_.generated_tokens[at] != token ? 1 : 0;
+      positions.push_back(static_cast<std::int64_t>(at));
+      tokens.push_back(token);
+      confidence.push_back(noise ? kUntouchedConfidence : 0.5F);
+    }
+    FrameDelta delta =
+        make_canvas(frame_, std::move(positions), std::move(tokens), std::move(confidence));
+    apply_delta(frame_, delta);
+    return delta;
+  }
+
   void commit(std::int64_t pass) {
     TraceRow row = new_row(pass, PassKind::commit);
     row.changed = changed_;
     add_prefix(row, model_.commit_block(), row.block_start, o_.block_length);
+    if (o_.noise && block_ + 1 < blocks_) row.delta = draw_canvas(block_ + 1);
     writer_.append_row(std::move(row));
     ++block_;
     steps_ = 0;
@@ -205,6 +252,7 @@ class Sequence {
   std::int64_t index_ = 0, prompt_ = 0, blocks_ = 0, block_ = 0, steps_ = 0, step_ = 0;
   std::int64_t changed_ = 0;  // M of the next step
   std::vector<bool> masked_;
+  Frame frame_;  // of a canvas without masks
   bool prefilled_ = false;
 };
 
@@ -229,6 +277,18 @@ bool write_batch(Sequences batch, std::int64_t& pass, bool stop_early) {
 }
 
 }  // namespace
+
+LayerSizes sizes_of(const TraceMakerOptions& options) {
+  LayerSizes sizes;
+  sizes.num_layers = options.layers;
+  sizes.num_heads = options.heads;
+  sizes.num_kv_heads = options.kv_heads;
+  sizes.head_dim = options.head_dim;
+  sizes.layer_kv_heads = options.layer_kv_heads;
+  sizes.layer_head_dim = options.layer_head_dim;
+  sizes.layer_window = options.layer_window;
+  return sizes;
+}
 
 void make_trace(const std::string& path, const TraceMakerOptions& options) {
   const TraceMeta meta = make_meta(options);

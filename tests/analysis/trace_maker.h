@@ -15,6 +15,9 @@ struct TraceMakerOptions {
   RecordLevel level = RecordLevel::full;
   ArrayType array_type = ArrayType::bf16;
   std::int64_t layers = 3, heads = 4, kv_heads = 2, head_dim = 8, hidden_size = 12;
+  /// [layers] each; empty: all layers alike. kv_heads and head_dim are then the largest.
+  std::vector<std::int64_t> layer_kv_heads, layer_head_dim, layer_window;
+  bool noise = false;  ///< canvases without masks: each step accepts anew, the rest is drawn anew
   std::int64_t block_length = 4;
   std::int64_t sequences = 2, blocks = 2, steps = 4, prompt = 6;
   bool unequal = false;  ///< sequence i: prompt + i, 1 + (blocks - 1 + i) % blocks blocks, steps
@@ -36,6 +39,8 @@ struct TraceMakerOptions {
   std::uint64_t seed = 1;
   std::string digest = "0123";  ///< of the checkpoint, in /model/json
 };
+
+LayerSizes sizes_of(const TraceMakerOptions& options);
 
 /// Writes `path` (or `path`.partial). Throws what TraceWriter throws.
 void make_trace(const std::string& path, const TraceMakerOptions& options);

@@ -45,8 +45,24 @@ double round_to_file(double value, ArrayType type) {
 }
 
 SequenceModel::SequenceModel(const TraceMakerOptions& options, std::uint64_t seed)
-    : o_(options), random_(seed), prefix_key_(u(options.layers)), prefix_value_(u(options.layers)) {
+    : o_(options),
+      sizes_(sizes_of(options)),
+      random_(seed),
+      prefix_key_(u(options.layers)),
+      prefix_value_(u(options.layers)) {
   step_.layers.resize(u(options.layers));
+}
+
+std::int64_t SequenceModel::kv_heads(std::size_t layer) const {
+  return sizes_.kv_heads_of(static_cast<std::int64_t>(layer));
+}
+
+std::int64_t SequenceModel::head_dim(std::size_t layer) const {
+  return sizes_.head_dim_of(static_cast<std::int64_t>(layer));
+}
+
+std::int64_t SequenceModel::num_keys(std::size_t layer) const {
+  return sizes_.external_keys(static_cast<std::int64_t>(layer), context_);
 }
 
 void SequenceModel::begin_block() { fresh_ = true; }
@@ -62,12 +78,12 @@ void SequenceModel::evolve(Values& values, std::size_t count) {
 }
 
 const ModelStep& SequenceModel::next_step() {
-  const std::size_t per_head = u(o_.block_length * o_.head_dim);
   for (std::size_t layer = 0; layer < step_.layers.size(); ++layer) {
+    const std::size_t per_head = u(o_.block_length * head_dim(layer));
     LayerStep& step = step_.layers[layer];
     evolve(step.query, u(o_.heads) * per_head);
-    evolve(step.key, u(o_.kv_heads) * per_head);
-    evolve(step.value, u(o_.kv_heads) * per_head);
+    evolve(step.key, u(kv_heads(layer)) * per_head);
+    evolve(step.value, u(kv_heads(layer)) * per_head);
     evolve(step.hidden, u(o_.block_length * o_.hidden_size));
     attend(layer, step);
     if (o_.set_size > 0) choose_sets(layer, step);
@@ -87,11 +103,11 @@ const ModelStep& SequenceModel::next_step() {
   return step_;
 }
 
-double SequenceModel::score(const Values& query, std::int64_t head, std::int64_t position,
-                            const Values& keys, std::int64_t first) const {
-  const std::int64_t query_first = (head * o_.block_length + position) * o_.head_dim;
+double SequenceModel::score(std::size_t layer, const Values& query, std::int64_t head,
+                            std::int64_t position, const Values& keys, std::int64_t first) const {
+  const std::int64_t query_first = (head * o_.block_length + position) * head_dim(layer);
   double dot = 0.0;
-  for (std::int64_t d = 0; d < o_.head_dim; ++d) {
+  for (std::int64_t d = 0; d < head_dim(layer); ++d) {
     dot += query[u(query_first + d)] * keys[u(first + d)];
   }
   return dot / std::sqrt(static_cast<double>(o_.head_dim));
@@ -99,8 +115,10 @@ double SequenceModel::score(const Values& query, std::int64_t head, std::int64_t
 
 void SequenceModel::attend(std::size_t layer, LayerStep& step) const {
   const std::int64_t b = o_.block_length;
-  const std::int64_t d = o_.head_dim;
-  const std::int64_t group = o_.heads / o_.kv_heads;
+  const std::int64_t d = head_dim(layer);
+  const std::int64_t all_kv = kv_heads(layer);
+  const std::int64_t group = o_.heads / all_kv;
+  const std::int64_t first_key = context_ - num_keys(layer);
   for (Values* values : {&step.external, &step.internal}) values->assign(u(o_.heads * b * d), kNaN);
   for (Values* values : {&step.lse_external, &step.lse_internal}) {
     values->assign(u(o_.heads * b), kNaN);
@@ -110,7 +128,7 @@ void SequenceModel::attend(std::size_t layer, LayerStep& step) const {
                             Values& lse) {
     Values scores;
     for (std::int64_t n = 0; n < count; ++n) {
-      scores.push_back(score(step.query, head, position, keys, key_first(n)));
+      scores.push_back(score(layer, step.query, head, position, keys, key_first(n)));
     }
     const std::int64_t row = head * b + position;
     lse[u(row)] = log_sum_exp(scores);
@@ -126,8 +144,9 @@ void SequenceModel::attend(std::size_t layer, LayerStep& step) const {
     const std::int64_t kv = head / group;
     for (std::int64_t i = 0; i < b - o_.invalid; ++i) {
       one_side(
-          head, i, context_, [&](std::int64_t n) { return (n * o_.kv_heads + kv) * d; },
-          prefix_key_[layer], prefix_value_[layer], step.external, step.lse_external);
+          head, i, num_keys(layer),
+          [&](std::int64_t n) { return ((first_key + n) * all_kv + kv) * d; }, prefix_key_[layer],
+          prefix_value_[layer], step.external, step.lse_external);
       one_side(
           head, i, b - o_.invalid, [&](std::int64_t n) { return (kv * b + n) * d; }, step.key,
           step.value, step.internal, step.lse_internal);
@@ -137,7 +156,7 @@ void SequenceModel::attend(std::size_t layer, LayerStep& step) const {
 
 Values SequenceModel::probabilities(std::size_t layer, const LayerStep& step,
                                     std::int64_t head) const {
-  const std::int64_t kv = head / (o_.heads / o_.kv_heads);
+  const std::int64_t kv = head / (o_.heads / kv_heads(layer));
   Values result;
   for (std::int64_t i = 0; i < o_.block_length - o_.invalid; ++i) {
     const std::size_t row = u(head * o_.block_length + i);
@@ -145,42 +164,48 @@ Values SequenceModel::probabilities(std::size_t layer, const LayerStep& step,
     if (o_.set_normaliser == SetNormaliser::prefix_and_block) {
       normaliser = log_sum_exp({step.lse_external[row], step.lse_internal[row]});
     }
-    for (std::int64_t n = 0; n < context_; ++n) {
-      const std::int64_t first = (n * o_.kv_heads + kv) * o_.head_dim;
+    for (std::int64_t n = context_ - num_keys(layer); n < context_; ++n) {
+      const std::int64_t first = (n * kv_heads(layer) + kv) * head_dim(layer);
       result.push_back(
-          std::exp(score(step.query, head, i, prefix_key_[layer], first) - normaliser));
+          std::exp(score(layer, step.query, head, i, prefix_key_[layer], first) - normaliser));
     }
   }
   return result;
 }
 
 void SequenceModel::choose_sets(std::size_t layer, LayerStep& step) const {
-  const std::int64_t group = o_.heads / o_.kv_heads;
+  const std::int64_t group = o_.heads / kv_heads(layer);
+  const std::int64_t keys = num_keys(layer);
+  const auto start = static_cast<std::int32_t>(context_ - keys);  // of the layer's window
+  const auto absolute = [start](std::vector<std::int32_t> chosen) {
+    for (std::int32_t& position : chosen) position += position < 0 ? 0 : start;
+    return chosen;
+  };
   const std::int64_t queries = o_.block_length - o_.invalid;
   step.topk.clear();
   step.topk_probability.clear();
   step.topk_token.clear();
   step.union_size.clear();
-  for (std::int64_t kv = 0; kv < o_.kv_heads; ++kv) {
-    Values block_mean(u(context_), 0.0);
-    std::vector<Values> token_mean(u(queries), Values(u(context_), 0.0));
+  for (std::int64_t kv = 0; kv < kv_heads(layer); ++kv) {
+    Values block_mean(u(keys), 0.0);
+    std::vector<Values> token_mean(u(queries), Values(u(keys), 0.0));
     for (std::int64_t head = kv * group; head < (kv + 1) * group; ++head) {
       const Values p = probabilities(layer, step, head);
       for (std::int64_t i = 0; i < queries; ++i) {
-        for (std::int64_t n = 0; n < context_; ++n) {
-          const double share = p[u(i * context_ + n)] / static_cast<double>(group);
+        for (std::int64_t n = 0; n < keys; ++n) {
+          const double share = p[u(i * keys + n)] / static_cast<double>(group);
           token_mean[u(i)][u(n)] += share;
           block_mean[u(n)] += share / static_cast<double>(queries);
         }
       }
     }
     for (const std::int32_t position : largest(block_mean, o_.set_size)) {
-      step.topk.push_back(position);
+      step.topk.push_back(position < 0 ? position : position + start);
       step.topk_probability.push_back(position < 0 ? 0.0 : block_mean[u(position)]);
     }
     std::set<std::int32_t> together;
     for (std::int64_t i = 0; i < o_.block_length; ++i) {
-      const auto chosen = i < queries ? largest(token_mean[u(i)], o_.set_size)
+      const auto chosen = i < queries ? absolute(largest(token_mean[u(i)], o_.set_size))
                                       : std::vector<std::int32_t>(u(o_.set_size), -1);
       step.topk_token.insert(step.topk_token.end(), chosen.begin(), chosen.end());
       together.insert(chosen.begin(), chosen.end());
@@ -195,9 +220,9 @@ SequenceModel::Committed SequenceModel::commit_random(std::int64_t count) {
   std::vector<Values> keys(u(o_.layers));
   std::vector<Values> values(u(o_.layers));
   for (auto* side : {&keys, &values}) {
-    for (Values& layer : *side) {
-      layer.resize(u(o_.kv_heads * count * o_.head_dim));
-      for (double& x : layer) x = round_to_file(normal(random_), o_.array_type);
+    for (std::size_t layer = 0; layer < side->size(); ++layer) {
+      (*side)[layer].resize(u(kv_heads(layer) * count * head_dim(layer)));
+      for (double& x : (*side)[layer]) x = round_to_file(normal(random_), o_.array_type);
     }
   }
   return commit(keys, values, count);
@@ -217,21 +242,21 @@ SequenceModel::Committed SequenceModel::commit(const std::vector<Values>& keys,
                                                const std::vector<Values>& values,
                                                std::int64_t count) {
   // [K, count, D] -> [count, K, D]
-  const auto file_order = [&](const Values& from) {
+  const auto file_order = [&](std::size_t layer, const Values& from) {
     Values to;
     for (std::int64_t n = 0; n < count; ++n) {
-      for (std::int64_t kv = 0; kv < o_.kv_heads; ++kv) {
+      for (std::int64_t kv = 0; kv < kv_heads(layer); ++kv) {
         const auto first =
-            from.begin() + static_cast<std::ptrdiff_t>((kv * count + n) * o_.head_dim);
-        to.insert(to.end(), first, first + static_cast<std::ptrdiff_t>(o_.head_dim));
+            from.begin() + static_cast<std::ptrdiff_t>((kv * count + n) * head_dim(layer));
+        to.insert(to.end(), first, first + static_cast<std::ptrdiff_t>(head_dim(layer)));
       }
     }
     return to;
   };
   Committed committed;
   for (std::size_t layer = 0; layer < keys.size(); ++layer) {
-    committed.key.push_back(file_order(keys[layer]));
-    committed.value.push_back(file_order(values[layer]));
+    committed.key.push_back(file_order(layer, keys[layer]));
+    committed.value.push_back(file_order(layer, values[layer]));
     prefix_key_[layer].insert(prefix_key_[layer].end(), committed.key.back().begin(),
                               committed.key.back().end());
     prefix_value_[layer].insert(prefix_value_[layer].end(), committed.value.back().begin(),

@@ -15,7 +15,8 @@ inline std::size_t u(std::int64_t value) { return static_cast<std::size_t>(value
 
 using Values = std::vector<double>;
 
-/// One layer of one denoising step. H heads, K KV heads, B positions, D channels, N external keys.
+/// One layer of one denoising step. H heads, K KV heads, B positions, D channels, N external keys;
+/// K, D and N are the layer's own.
 struct LayerStep {
   Values query;                                // [H, B, D]
   Values key, value;                           // [K, B, D]
@@ -57,12 +58,17 @@ class SequenceModel {
   void choose_sets(std::size_t layer, LayerStep& step) const;
   /// Probabilities [B, N] of head h over the external keys.
   Values probabilities(std::size_t layer, const LayerStep& step, std::int64_t head) const;
-  double score(const Values& query, std::int64_t head, std::int64_t position, const Values& keys,
-               std::int64_t first) const;
+  double score(std::size_t layer, const Values& query, std::int64_t head, std::int64_t position,
+               const Values& keys, std::int64_t first) const;
   Committed commit(const std::vector<Values>& keys, const std::vector<Values>& values,
                    std::int64_t count);
 
+  std::int64_t kv_heads(std::size_t layer) const;
+  std::int64_t head_dim(std::size_t layer) const;
+  std::int64_t num_keys(std::size_t layer) const;  ///< that the layer sees now
+
   const TraceMakerOptions& o_;
+  LayerSizes sizes_;
   std::mt19937_64 random_;
   std::vector<Values> prefix_key_, prefix_value_;  // [layer] of [N, K, D]
   std::int64_t context_ = 0;

@@ -47,6 +47,21 @@ void RowMaker::append_heads(Values& to, const Values& from, const std::vector<st
   }
 }
 
+void RowMaker::append_vectors(Values& to, const Values& from,
+                              const std::vector<std::int64_t>& heads, std::size_t layer,
+                              std::int64_t all) const {
+  const std::int64_t dim = head_dim(layer);
+  for (const std::int64_t head : heads) {
+    for (std::int64_t i = head * o_.block_length; i < (head + 1) * o_.block_length; ++i) {
+      if (head < all) {
+        const auto part = vector_at(from, i, dim);
+        to.insert(to.end(), part.begin(), part.end());
+      }
+      to.insert(to.end(), u(meta_.channels() - (head < all ? dim : 0)), kNaN);
+    }
+  }
+}
+
 RowValues RowMaker::next(const ModelStep& step, std::int64_t context_length, std::int64_t changed,
                          const std::vector<bool>& masked) {
   ++number_;
@@ -104,37 +119,43 @@ void RowMaker::put_attention(std::size_t layer, RowValues& row) {
   const auto heads = [&](Field field, const Values& values) {
     append_heads(row[field], values, meta_.heads, o_.heads);
   };
-  const auto kv_heads = [&](Field field, const Values& values) {
-    append_heads(row[field], values, meta_.kv_heads, o_.kv_heads);
+  const auto vectors = [&](Field field, const Values& values) {
+    append_vectors(row[field], values, meta_.heads, layer, o_.heads);
   };
-  heads(Field::attention_external, used.external);
-  heads(Field::attention_internal, now.internal);
+  const auto kv_heads = [&](Field field, const Values& values) {
+    append_vectors(row[field], values, meta_.kv_heads, layer,
+                   meta_.kv_heads_of(static_cast<std::int64_t>(layer)));
+  };
+  vectors(Field::attention_external, used.external);
+  vectors(Field::attention_internal, now.internal);
   heads(Field::attention_lse_external, used.lse_external);
   heads(Field::attention_lse_internal, now.lse_internal);
   const bool reused = o_.policy == "flashblock" && reuses(o_.tau);
   heads(Field::attention_reused, Values(u(o_.heads), reused ? 1.0 : 0.0));
-  heads(Field::shadow_external, now.external);
+  vectors(Field::shadow_external, now.external);
   heads(Field::shadow_lse_external, now.lse_external);
-  const Values exact = merged(now, now);
-  const Values policy = merged(now, used);
+  const Values exact = merged(layer, now, now);
+  const Values policy = merged(layer, now, used);
+  const std::int64_t dim = head_dim(layer);
   Values error;
   for (std::int64_t h = 0; h < o_.heads; ++h) {
-    const std::int64_t size = (o_.block_length - o_.invalid) * o_.head_dim;
-    const auto a = std::span(exact).subspan(u(h * o_.block_length * o_.head_dim), u(size));
-    const auto b = std::span(policy).subspan(u(h * o_.block_length * o_.head_dim), u(size));
+    const std::int64_t size = (o_.block_length - o_.invalid) * dim;
+    const auto a = std::span(exact).subspan(u(h * o_.block_length * dim), u(size));
+    const auto b = std::span(policy).subspan(u(h * o_.block_length * dim), u(size));
     error.push_back(distance(a, b) / std::sqrt(dot(a, a)));
   }
   heads(Field::shadow_output_error, error);
-  heads(Field::query, now.query);
+  vectors(Field::query, now.query);
   kv_heads(Field::block_key, now.key);
   kv_heads(Field::block_value, now.value);
   row[Field::hidden].insert(row[Field::hidden].end(), now.hidden.begin(), now.hidden.end());
 }
 
-Values RowMaker::merged(const LayerStep& internal, const LayerStep& external) const {
+Values RowMaker::merged(std::size_t layer, const LayerStep& internal,
+                        const LayerStep& external) const {
   Values out(internal.internal.size());
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const std::size_t row = i / u(o_.head_dim);
+    const std::size_t row = i / u(head_dim(layer));
     const double weight =
         1.0 / (1.0 + std::exp(internal.lse_internal[row] - external.lse_external[row]));
     out[i] = weight * external.external[i] + (1.0 - weight) * internal.internal[i];
@@ -144,7 +165,19 @@ Values RowMaker::merged(const LayerStep& internal, const LayerStep& external) co
 
 void RowMaker::put_sets(std::size_t layer, RowValues& row) const {
   const LayerStep& now = now_.layers[layer];
+  const auto index = static_cast<std::int64_t>(layer);
   for (const std::int64_t kv : meta_.kv_heads) {
+    if (kv >= meta_.kv_heads_of(index)) {  // padding
+      const std::size_t k = u(o_.set_size);
+      row[Field::set_topk].insert(row[Field::set_topk].end(), k, -1.0);
+      row[Field::set_probability].insert(row[Field::set_probability].end(), k, kNaN);
+      row[Field::set_covered].push_back(kNaN);
+      row[Field::set_union_size].push_back(-1.0);
+      row[Field::set_recall].push_back(kNaN);
+      Values& tokens = row[Field::set_topk_token];
+      tokens.insert(tokens.end(), u(o_.block_length) * k, -1.0);
+      continue;
+    }
     const auto set_of = [&](const LayerStep& step) {
       const auto first = step.topk.begin() + static_cast<std::ptrdiff_t>(kv * o_.set_size);
       return std::vector<std::int32_t>(first, first + static_cast<std::ptrdiff_t>(o_.set_size));
@@ -163,7 +196,7 @@ void RowMaker::put_sets(std::size_t layer, RowValues& row) const {
     const auto kept = std::ranges::count_if(chosen, [&](std::int32_t position) {
       return std::ranges::find(anchor, position) != anchor.end();
     });
-    const bool trivial = number_ == 1 || context_ <= o_.set_size;
+    const bool trivial = number_ == 1 || meta_.external_keys(index, context_) <= o_.set_size;
     row[Field::set_recall].push_back(
         trivial ? kNaN : static_cast<double>(kept) / static_cast<double>(o_.set_size));
     const std::int64_t size = o_.block_length * o_.set_size;
@@ -184,7 +217,7 @@ void RowMaker::put_summary(std::size_t layer, RowValues& row) const {
   const bool later = number_ > 1;
   for (const std::int64_t head : meta_.heads) {
     const auto at = [&](const Values& values, std::int64_t i) {
-      return vector_at(values, head * o_.block_length + i, o_.head_dim);
+      return vector_at(values, head * o_.block_length + i, head_dim(layer));
     };
     const auto similarity = [&](Values LayerStep::*which) {
       if (!later) return double{kNaN};
@@ -200,7 +233,7 @@ void RowMaker::put_summary(std::size_t layer, RowValues& row) const {
     });
     row[Field::external_mass].push_back(context_ > 0 ? mass : kNaN);
     const Values& start = first_.layers[layer].query;
-    Values average(u(o_.head_dim), 0.0);
+    Values average(u(head_dim(layer)), 0.0);
     const double gap = mean([&](auto i) {
       const Values a = unit(at(now.query, i));
       const Values b = unit(at(start, i));
@@ -220,15 +253,16 @@ void RowMaker::put_summary(std::size_t layer, RowValues& row) const {
 }
 
 void RowMaker::put_reuse_error(std::size_t layer, RowValues& row) const {
-  const Values reference = merged(now_.layers[layer], now_.layers[layer]);
-  const Values reused = merged(now_.layers[layer], used_.layers[layer]);
+  const Values reference = merged(layer, now_.layers[layer], now_.layers[layer]);
+  const Values reused = merged(layer, now_.layers[layer], used_.layers[layer]);
+  const std::int64_t dim = head_dim(layer);
   for (const std::int64_t head : meta_.heads) {
     double squared = 0.0;
     double absolute = 0.0;
     double square = 0.0;
     double product = 0.0;
-    const std::int64_t first = head * o_.block_length * o_.head_dim;
-    for (std::int64_t i = first; i < first + (o_.block_length - o_.invalid) * o_.head_dim; ++i) {
+    const std::int64_t first = head * o_.block_length * dim;
+    for (std::int64_t i = first; i < first + (o_.block_length - o_.invalid) * dim; ++i) {
       const double error = reused[u(i)] - reference[u(i)];
       squared += error * error;
       absolute += std::abs(error);

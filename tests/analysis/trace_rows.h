@@ -37,8 +37,15 @@ class RowMaker {
   /// Appends the recorded heads of [H, ...].
   void append_heads(Values& to, const Values& from, const std::vector<std::int64_t>& heads,
                     std::int64_t all) const;
+  /// Appends the recorded heads of [heads, B, D] with the padding of the file: the layer has `all`
+  /// heads and its own D.
+  void append_vectors(Values& to, const Values& from, const std::vector<std::int64_t>& heads,
+                      std::size_t layer, std::int64_t all) const;
+  std::int64_t head_dim(std::size_t layer) const {
+    return meta_.head_dim_of(static_cast<std::int64_t>(layer));
+  }
   bool reuses(double tau) const { return counts_.at(tau).reuses; }
-  Values merged(const LayerStep& internal, const LayerStep& external) const;
+  Values merged(std::size_t layer, const LayerStep& internal, const LayerStep& external) const;
 
   const TraceMakerOptions& o_;
   const TraceMeta& meta_;

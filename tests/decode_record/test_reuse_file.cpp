@@ -122,12 +122,28 @@ TEST(ReuseFileTest, RefusesTextsThatAreNoJsonOrNoNumbers) {
 
 TEST(ReuseFileTest, TheMaskIsStrictAndAGroupReusesAsAWhole) {
   const HeadMatrix<double> similarity{{0.9, 0.91, 0.95, 0.99}, {kNotMeasured, 1.0, 1.0, -1.0}};
-  EXPECT_EQ(reuse_mask(similarity, 0.9, ReuseGranularity::head, 2),
+  EXPECT_EQ(reuse_mask(similarity, 0.9, ReuseGranularity::head, {1, 4, 2, ""}),
             (HeadMatrix<bool>{{false, true, true, true}, {false, true, true, false}}));
-  EXPECT_EQ(reuse_mask(similarity, 0.9, ReuseGranularity::kv_group, 2),
+  EXPECT_EQ(reuse_mask(similarity, 0.9, ReuseGranularity::kv_group, {1, 4, 2, ""}),
             (HeadMatrix<bool>{{false, false, true, true}, {false, false, false, false}}));
-  EXPECT_EQ(reuse_mask(similarity, -1.0, ReuseGranularity::kv_group, 1),
+  EXPECT_EQ(reuse_mask(similarity, -1.0, ReuseGranularity::kv_group, {1, 4, 1, ""}),
             (HeadMatrix<bool>{{true, true, true, true}, {false, false, false, false}}));
+}
+
+TEST(ReuseFileTest, AGroupIsThatOfItsLayer) {
+  const HeadMatrix<double> similarity{{0.9, 0.95, 0.95, 0.95}, {0.9, 0.95, 0.95, 0.95}};
+  EXPECT_EQ(reuse_mask(similarity, 0.9, ReuseGranularity::kv_group, {2, 4, 2, "", {2, 1}}),
+            (HeadMatrix<bool>{{false, false, true, true}, {false, false, false, false}}));
+  ReuseFile file = calibrated();
+  file.model.layer_kv_heads = {2, 1};
+  EXPECT_EQ(parse_reuse_file(to_json(file), "r.json").model.layer_kv_heads,
+            file.model.layer_kv_heads);
+  file.model.layer_kv_heads = {2, 3};
+  EXPECT_THAT(refusal(to_json(file)), HasSubstr("a divisor of 4 heads"));
+  file.model.layer_kv_heads = {1, 1};
+  EXPECT_THAT(refusal(to_json(file)), HasSubstr("a largest value of 2"));
+  file.model.layer_kv_heads = {2};
+  EXPECT_THAT(refusal(to_json(file)), HasSubstr("2 values, one for each layer"));
 }
 
 TEST(ReuseFileTest, APinDecidesItsHeadWhateverGammaSays) {

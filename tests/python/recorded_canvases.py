@@ -1,6 +1,11 @@
-"""transformers' DiffusionGemma with random weights: an encoder and a decoder that share a cache."""
+"""transformers' DiffusionGemma with random weights: an encoder and a decoder that share a cache. And an observer of its
+loop."""
 
+import numpy as np
 import torch
+
+import recording_observer as observer
+from recording_observer import COMMIT, DENOISE, PREFILL, Pass
 
 CANVAS = 8
 
@@ -27,3 +32,34 @@ def generate_canvases(model, prompt, count=3):
     config = DiffusionGemmaGenerationConfig(max_new_tokens=count * CANVAS, max_denoising_steps=5, eos_token_id=None,
                                             pad_token_id=0)
     return model.generate(prompt, generation_config=config).sequences
+
+
+class Canvases(observer.Observer):
+    """Of DiffusionGemma's generate(): calls of the encoder and of the decoder; capped logits are worked out here."""
+
+    def __init__(self, model, eager):
+        inner = model.model
+        super().__init__(model, inner.decoder.layers, ["generate", "_denoising_step"], self.look,
+                         eager=eager, entrances=[inner.encoder, inner.decoder])
+        self._decoder = inner.decoder
+        self._hooks.append(model.lm_head.register_forward_hook(self.keep_logits))
+
+    def look(self, module, args, kwargs, variables):
+        known = variables["generate"]["input_ids"].numpy()
+        if module is self._decoder:
+            step = variables["_denoising_step"]
+            canvas, length = step["current_canvas"].numpy(), known.shape[1]
+            if step["self_conditioning_logits"] is None:
+                self._noise = np.ones(canvas.shape, bool)
+            else:
+                there = ~step["sampler"].accepted_token_mask.numpy()
+                self._noise = np.where(step["finished_denoising"].numpy()[:, None], self._noise, there)
+            return Pass(DENOISE, np.concatenate([known, canvas], 1), length, span=(length, length + CANVAS),
+                        noise=self._noise)
+        begin = known.shape[1] - kwargs["input_ids"].shape[1]
+        if begin == 0:
+            return Pass(PREFILL, known.copy(), span=(0, known.shape[1]))
+        return Pass(COMMIT, known.copy(), begin, span=(begin, known.shape[1]))
+
+    def keep_logits(self, module, args, output):
+        self.passes[-1].logits = 30 * np.tanh(output.detach().double().numpy() / 30)

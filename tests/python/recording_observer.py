@@ -25,6 +25,7 @@ class Pass:
     calls: dict = dataclasses.field(default_factory=dict)  # layer: q [S, H, R, D], k, v [S, K, N, D], float64
     rows: dict = dataclasses.field(default_factory=dict)  # layer: positions, where each chooses its own
     logits: np.ndarray | None = None  # [S, R, V]
+    noise: np.ndarray | None = None  # [S, B] of a canvas without masks: positions that aren't accepted
 
     def positions(self, slot, layer=None):
         if layer in self.rows:
@@ -232,8 +233,9 @@ def compare(path, observer, final, *, size, mask, kv_heads, layers, bidirectiona
                     history.append(step_of(one, sequence, size, kv_heads, layers, bidirectional, scale))
                     changed.append(moved)
                     inputs.append(block)
+                    masked = [token == mask for token in block] if one.noise is None else one.noise[sequence].tolist()
                     expected = dict(block_start=one.block_start, step=len(history), changed=moved,
-                                    masks_left=block.count(mask),
+                                    masks_left=sum(masked),
                                     context_length=len(tokens) - size if bidirectional else one.block_start)
                     got = {name: int(steps[name][row]) for name in expected}
                     assert got == expected, (where, got, expected)
@@ -243,8 +245,7 @@ def compare(path, observer, final, *, size, mask, kv_heads, layers, bidirectiona
                         am.unit(hidden) - am.unit(first_hidden), axis=-1))
                     largest.check("/summary/hidden_gap", file["/summary/hidden_gap"][row],
                                   np.full(layers, np.nan) if len(history) == 1 else gap, 10 * allowed)
-                    check_arrays(file, row, history, changed, (inputs, mask), largest, set_size, allowed)
-                    masked = [token == mask for token in block]
+                    check_arrays(file, row, history, changed, (inputs, mask, masked), largest, set_size, allowed)
                     for name, values in history[-1].spread(prompt, masked, int(file.attrs["distance_bins"]),
                                                            bidirectional).items():
                         largest.check("/spread/" + name, file["/spread/" + name][row], values, allowed)

@@ -113,11 +113,12 @@ def last_read(changed, tau):
     return read
 
 
-def kept(now, source, inputs, mask):
-    """/summary/kept_pair of one tau, [L, H, kind, 5]; inputs: of the block's steps from the source's on."""
+def kept(now, source, inputs, masked):
+    """/summary/kept_pair of one tau, [L, H, kind, 5]; inputs: of the block's steps from the source's on; masked [B]: of
+    the last one."""
     shape = now.lse_external.shape
     since = np.any([a != b for a, b in zip(inputs, inputs[1:])], 0)
-    kinds = np.where(inputs[-1] == mask, 0, np.where(since, 2, 1))
+    kinds = np.where(masked, 0, np.where(since, 2, 1))
     inside = (now.internal, now.lse_internal)
     true, got = (am.merge([(one.external, one.lse_external), inside])[0] for one in (now, source))
     change = np.abs(now.lse_external - source.lse_external)
@@ -128,8 +129,9 @@ def kept(now, source, inputs, mask):
     return np.stack([values[:, :, kinds == kind].sum(2) for kind in range(3)], 2)
 
 
-def summary(steps, changed, inputs=None, mask=None):
-    """/summary of the last of a block's steps; changed: M of each. inputs: [B] of each, for `kept_pair`."""
+def summary(steps, changed, inputs=None, mask=None, masked=None):
+    """/summary of the last of a block's steps; changed: M of each. inputs: [B] of each, for `kept_pair`. masked [B]: of
+    the last step's input; None: where it is the mask."""
     now, last, first = steps[-1], steps[-2] if len(steps) > 1 else None, steps[0]
     prefix = any(outside.any() for outside in now.outside)
     values = {}
@@ -142,8 +144,9 @@ def summary(steps, changed, inputs=None, mask=None):
                                           for source in sources])
         if inputs is not None:
             inputs = [np.array(one) for one in inputs[:len(steps)]]
+            masked = inputs[-1] == mask if masked is None else np.array(masked)
             values["kept_pair"] = np.stack([np.full((*now.lse_external.shape[:2], 3, 5), np.nan) if read == len(steps) - 1
-                                       else kept(now, steps[read], inputs[read:], mask) for read in reads])
+                                       else kept(now, steps[read], inputs[read:], masked) for read in reads])
     if last is not None:
         values["similarity_internal"] = mean_of_rows(am.cosine(now.internal, last.internal))
         if prefix:

@@ -288,8 +288,9 @@ def test_what_a_pass_did_not_compute_is_nowhere_compared():
     for first, now in ((whole, cut), (cut, whole)):
         assert now.kl_from(first, wanted).isnan().tolist() == [False, True, True]
     there, none = torch.tensor([[[4, 2]]]), torch.tensor([[[-1, -1]]])  # a set, and that of a layer without rows
-    assert recall(there, there).tolist() == [[1.0]]
-    assert recall(none, there).isnan().all() and recall(there, none).isnan().all()
+    assert recall(there, there, [3]).tolist() == [[1.0]]
+    assert recall(there, there, [2]).isnan().all()  # no more keys than the set has
+    assert recall(none, there, [3]).isnan().all() and recall(there, none, [3]).isnan().all()
 
 
 def test_torch_gives_the_librarys_predictions():

@@ -14,36 +14,11 @@ import recorded_models as models  # noqa: E402
 import recorded_loops as loops  # noqa: E402
 import recording_observer as observer  # noqa: E402
 from attention_math import attention  # noqa: E402
-from recorded_canvases import CANVAS, diffusion_gemma, generate_canvases  # noqa: E402
+from recorded_canvases import CANVAS, Canvases, diffusion_gemma, generate_canvases  # noqa: E402
 from recording_observer import COMMIT, DENOISE, PREFILL, Pass  # noqa: E402
 
 
 # --- transformers' DiffusionGemma -------------------------------------------------------------------------------------
-
-class Canvases(observer.Observer):
-    """Of DiffusionGemma's generate(): calls of the encoder and of the decoder; capped logits are worked out here."""
-
-    def __init__(self, model, eager):
-        inner = model.model
-        super().__init__(model, inner.decoder.layers, ["generate", "_denoising_step"], self.look,
-                         eager=eager, entrances=[inner.encoder, inner.decoder])
-        self._decoder = inner.decoder
-        self._hooks.append(model.lm_head.register_forward_hook(self.keep_logits))
-
-    def look(self, module, args, kwargs, variables):
-        known = variables["generate"]["input_ids"].numpy()
-        if module is self._decoder:
-            canvas = variables["_denoising_step"]["current_canvas"].numpy()
-            length = known.shape[1]
-            return Pass(DENOISE, np.concatenate([known, canvas], 1), length, span=(length, length + CANVAS))
-        begin = known.shape[1] - kwargs["input_ids"].shape[1]
-        if begin == 0:
-            return Pass(PREFILL, known.copy(), span=(0, known.shape[1]))
-        return Pass(COMMIT, known.copy(), begin, span=(begin, known.shape[1]))
-
-    def keep_logits(self, module, args, output):
-        self.passes[-1].logits = 30 * np.tanh(output.detach().double().numpy() / 30)
-
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("batch, gen_length", [(1, None), (2, 3 * CANVAS)])
@@ -65,17 +40,6 @@ def test_diffusion_gemma(tmp_path, implementation, batch, gen_length):
                               bidirectional=False, scale=1.0)
     assert largest.rows == 18 * batch and largest.sets > 80 * batch
     assert "forward" not in model.__dict__  # all is as it was
-
-
-def test_layers_of_different_shapes_are_asked_about(tmp_path):
-    model = diffusion_gemma(global_head_dim=32)
-    prompt = torch.tensor([[7, 8, 9, 10]])
-    with pytest.raises(blockscope.UsageError, match=r"layers of different shapes.*layers=\[0, 1\]"):
-        with blockscope.record(model, tmp_path / "run.h5"):
-            generate_canvases(model, prompt, 1)
-    with blockscope.record(model, tmp_path / "run.h5", layers=[0, 1], level="summary", force=True) as run:
-        run.end_sequence(generate_canvases(model, prompt, 1))
-    assert blockscope.open(tmp_path / "run.h5").layers == [0, 1]
 
 
 # --- transformers' own generate() -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
 from recording_checks import PROMPT, SIZE, check_array, rows_of, split  # noqa: E402
-from test_recording_loops import CANVAS, Canvases, diffusion_gemma, generate_canvases  # noqa: E402
+from recorded_canvases import CANVAS, Canvases, diffusion_gemma, generate_canvases  # noqa: E402
 
 KV_HEADS = 2  # of models/needle, whose 6 query heads share them
 
@@ -100,18 +100,6 @@ def unlike():
     return diffusion_gemma(head_dim=16, global_head_dim=32, num_key_value_heads=2, num_global_key_value_heads=1)
 
 
-@pytest.mark.parametrize("level", ["summary", "sets", "outputs"])
-def test_layers_of_different_shapes_are_named(tmp_path, level):
-    model, prompt = unlike(), torch.tensor([[7, 8, 9, 10]])
-    with pytest.raises(blockscope.UsageError) as error:
-        with blockscope.record(model, tmp_path / "run.h5", level=level):
-            generate_canvases(model, prompt, 1)
-    text = str(error.value)
-    assert "model.decoder.layers.0, model.decoder.layers.1: 4 heads, 2 KV heads, 16 channels" in text
-    assert "model.decoder.layers.2: 4 heads, 1 KV heads, 32 channels" in text
-    assert "HINT" in text and "layers=[0, 1]" in text
-
-
 @pytest.mark.parametrize("layers, kv_heads, channels", [([0, 1], 2, 16), ([2], 1, 32)])
 @pytest.mark.parametrize("level", ["summary", "sets", "outputs"])
 def test_one_shape_at_a_time_is_recorded(tmp_path, level, layers, kv_heads, channels):
@@ -123,7 +111,9 @@ def test_one_shape_at_a_time_is_recorded(tmp_path, level, layers, kv_heads, chan
         run.end_sequence(generate_canvases(model, prompt, 2))
     with h5py.File(path) as file:
         assert file["/layer"][:].tolist() == layers
-        assert file["/model"].attrs["num_kv_heads"] == kv_heads and file["/model"].attrs["head_dim"] == channels
+        assert file["/model"].attrs["num_kv_heads"] == 2 and file["/model"].attrs["head_dim"] == 32
+        assert file["/model/layer_kv_heads"][:][layers].tolist() == [kv_heads] * len(layers)
+        assert file["/model/layer_head_dim"][:][layers].tolist() == [channels] * len(layers)
         rows = np.flatnonzero(file["/steps/kind"][:rows_of(file)] == 1)
         assert len(rows) == 10
         for row in rows:
@@ -145,4 +135,6 @@ def test_the_trajectory_of_layers_of_different_shapes(tmp_path):
     with blockscope.record(model, tmp_path / "run.h5", level="trajectory") as run:
         run.end_sequence(generate_canvases(model, torch.tensor([[7, 8, 9, 10]]), 1))
     with h5py.File(tmp_path / "run.h5") as file:
-        assert file["/model"].attrs["num_kv_heads"] == 2 and file["/model"].attrs["head_dim"] == 16
+        assert file["/model/layer_kv_heads"][:].tolist() == [2, 2, 1]
+        assert file["/model/layer_head_dim"][:].tolist() == [16, 16, 32]
+        assert file["/model/layer_window"][:].tolist() == [12, 12, 0]

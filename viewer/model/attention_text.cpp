@@ -93,7 +93,7 @@ std::shared_ptr<const AttentionText> read_attention_text(const TraceReader& trac
                                                          std::size_t head,
                                                          AttentionSource& source) {
   auto view = std::make_shared<AttentionText>();
-  const auto outside = source.keys(trace, block, step, layer, kv_slot_of(trace, head));
+  const auto outside = source.keys(trace, block, step, layer, kv_slot_of(trace, layer, head));
   view->map = attention_map(trace, step.row, layer, head, *outside);
   view->mean = view->map.mean_weights();
   MapTokens tokens = map_tokens(trace, step.row, view->map);
@@ -120,7 +120,7 @@ Data<AttentionText> request_attention_text(ViewModel& model,
        version = model.trace_key(at.trace)](const TraceReader& trace, JobControl& control) {
         const TraceMeta& meta = trace.info().meta;
         control.require(static_cast<std::size_t>(std::max(step.context_length, 0)) *
-                            meta.kv_heads.size() * static_cast<std::size_t>(meta.head_dim) *
+                            meta.kv_heads.size() * static_cast<std::size_t>(meta.channels()) *
                             sizeof(float) +
                         (meta.map_layers.empty()
                              ? 0

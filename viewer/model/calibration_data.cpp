@@ -47,7 +47,8 @@ std::size_t CalibrationPayload::bytes() const {
 std::optional<ReuseModel> reuse_model_of(const TraceMeta& meta) {
   const TraceShape shape = shape_of(meta);
   if (shape.model_digest.empty()) return std::nullopt;
-  return ReuseModel{shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.model_digest};
+  return ReuseModel{shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.model_digest,
+                    shape.layer_kv_heads};
 }
 
 std::vector<CalibrationSource> calibration_sources(const ViewModel& model) {

@@ -175,7 +175,8 @@ void CalibrationEdit::toggle_pin(std::int64_t layer, std::int64_t head) {
   std::int64_t first = head;
   std::int64_t count = 1;
   if (choice_.granularity == ReuseGranularity::kv_group) {
-    count = model_.heads / std::max<std::int64_t>(1, model_.kv_heads);
+    const std::int64_t kv_heads = model_.kv_heads_of(static_cast<std::size_t>(layer));
+    count = model_.heads / std::max<std::int64_t>(1, kv_heads);
     first = head / count * count;
   }
   CalibrationChoice choice = choice_;

@@ -69,10 +69,10 @@ std::optional<std::size_t> cell_of(const ResultArray& means, const TraceMeta& me
   const auto row = place(means.axes[0], meta.layers[layer]);
   if (!row) return std::nullopt;
   if (!means.has_axis("head") && !means.has_axis("kv_head")) return row;
-  const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
   const std::int64_t query_head = meta.heads[head];
   const auto column =
-      place(means.axes[1], means.has_axis("head") ? query_head : query_head / group);
+      place(means.axes[1],
+            means.has_axis("head") ? query_head : meta.kv_head_of(meta.layers[layer], query_head));
   if (!column) return std::nullopt;
   return *row * means.axes[1].size() + *column;
 }

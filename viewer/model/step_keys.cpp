@@ -31,10 +31,13 @@ class SetReader {
     } catch (const Error& error) {
       throw CorruptTrace(where(field, step) + error.what());
     }
+    const TraceMeta& meta = trace_.info().meta;
+    const std::int64_t first =
+        meta.first_key(meta.layers[static_cast<std::size_t>(layer_)], step.context_length);
     for (const std::int32_t position : set) {
-      if (position < step.context_length) continue;
-      throw CorruptTrace(fmt::format("{}expected keys of the prefix, 0 to {}, got {}",
-                                     where(field, step), step.context_length - 1, position));
+      if (position >= first && position < step.context_length) continue;
+      throw CorruptTrace(fmt::format("{}expected keys of the prefix, {} to {}, got {}",
+                                     where(field, step), first, step.context_length - 1, position));
     }
     return set;
   }
@@ -50,7 +53,8 @@ class SetReader {
   /// Reduces values [KV heads, rank] to those of the one head.
   template <typename T>
   std::vector<T> part(const std::vector<T>& values) const {
-    const std::size_t size = values.size() / trace_.info().meta.kv_heads.size();
+    const TraceMeta& meta = trace_.info().meta;
+    const std::size_t size = values.size() / meta.kv_slots_at(static_cast<std::size_t>(layer_));
     const auto begin = values.begin() + static_cast<std::ptrdiff_t>(kv_head_ * size);
     return {begin, begin + static_cast<std::ptrdiff_t>(size)};
   }
@@ -78,7 +82,6 @@ std::vector<std::uint8_t> valid_of(const TraceReader& trace, std::int64_t row) {
 void read_heads(const TraceReader& trace, const StepRef& step, std::size_t layer, StepKeys& keys) {
   const TraceMeta& meta = trace.info().meta;
   const auto slot = static_cast<std::int64_t>(layer);
-  const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
   const auto used = trace.read_floats_at(Field::attention_lse_external, step.row, slot);
   const bool shadow = trace.has(Field::shadow_lse_external);
   std::vector<float> exact, error;
@@ -88,7 +91,7 @@ void read_heads(const TraceReader& trace, const StepRef& step, std::size_t layer
   bool reads = false;
   bool known = false;
   for (std::size_t head = 0; head < meta.heads.size(); ++head) {
-    if (meta.heads[head] / group != keys.kv_head) continue;
+    if (meta.kv_head_of(meta.layers[layer], meta.heads[head]) != keys.kv_head) continue;
     StepKeys::Head& out = keys.heads.emplace_back();
     out.head = meta.heads[head];
     const auto of_head = [&](const std::vector<float>& values) {
@@ -156,6 +159,7 @@ std::shared_ptr<const StepKeys> read_step_keys(const TraceReader& trace, const B
   const TraceMeta& meta = trace.info().meta;
   keys->kv_head = meta.kv_heads.at(kv_head);
   keys->context_length = step.context_length;
+  keys->external_keys = static_cast<std::int32_t>(meta.keys_at(layer, step.context_length));
   keys->selected_size = static_cast<std::size_t>(meta.selected_size);
   if (!step.recorded) return keys;
   SetReader sets(trace, layer, kv_head);

@@ -42,8 +42,9 @@ struct StepKeys : Payload {
     std::optional<double> error;    ///< /shadow/output_error
   };
   KeysRead read = KeysRead::unknown;
-  std::int64_t kv_head = 0;  ///< the model's
-  std::int32_t context_length = 0;
+  std::int64_t kv_head = 0;            ///< the model's
+  std::int32_t context_length = 0;     ///< N
+  std::int32_t external_keys = 0;      ///< those that the layer sees
   std::size_t selected_size = 0;       ///< the trace's set size
   std::vector<std::int32_t> selected;  ///< keys read, without padding
   std::vector<std::int32_t> exact;     ///< /sets/topk without padding; empty: none

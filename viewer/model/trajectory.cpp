@@ -14,10 +14,15 @@ constexpr std::int64_t kRowsAtOnce = 256;
 
 /// Whether only end-of-text tokens were ever decided at a position, and at least one.
 bool only_ends(const Trajectory& trajectory, std::int64_t position) {
-  const auto& cells = trajectory.cells_of_position[static_cast<std::size_t>(position)];
-  return !cells.empty() && std::ranges::all_of(cells, [&](std::int32_t index) {
-    return trajectory.cells[static_cast<std::size_t>(index)].end_of_text;
-  });
+  bool any = false;
+  for (const std::int32_t index :
+       trajectory.cells_of_position[static_cast<std::size_t>(position)]) {
+    const Trajectory::Cell& cell = trajectory.cells[static_cast<std::size_t>(index)];
+    if (cell.taken_back) continue;
+    if (!cell.end_of_text) return false;
+    any = true;
+  }
+  return any;
 }
 
 void arrange_columns(Trajectory& trajectory) {

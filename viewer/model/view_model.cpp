@@ -194,8 +194,8 @@ Data<MetricPayload> ViewModel::metric(const std::string& slot, const std::string
 
 std::optional<std::size_t> ViewModel::kv_head_slot() const {
   const TraceMeta& meta = overview()->info.meta;
-  const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
-  const auto found = std::ranges::find(meta.kv_heads, meta.heads[selection_.head] / group);
+  const auto found = std::ranges::find(
+      meta.kv_heads, meta.kv_head_of(meta.layers[selection_.layer], meta.heads[selection_.head]));
   if (found == meta.kv_heads.end()) return std::nullopt;
   return static_cast<std::size_t>(found - meta.kv_heads.begin());
 }

@@ -82,12 +82,15 @@ void draw_run_panel(PanelContext& context) {
     if (knows_model_shape(meta)) {
       row("layers", fmt::format("{} recorded of {}", meta.layers.size(), meta.num_layers));
       row("query heads", fmt::format("{} recorded of {}", meta.heads.size(), meta.num_heads));
-      row("KV heads", fmt::format("{} recorded of {}", meta.kv_heads.size(), meta.num_kv_heads));
-      row("head_dim", fmt::format("{}, hidden size {}", meta.head_dim, meta.hidden_size));
+      row("KV heads", fmt::format("{} recorded of {}", meta.kv_heads.size(), meta.kv_heads_text()));
+      row("head_dim", fmt::format("{}, hidden size {}", meta.head_dim_text(), meta.hidden_size));
+      if (!meta.window_text().empty()) row("windows", meta.window_text());
     } else {
       row("layers, heads", "not in the file that the trace was imported from");
     }
-    row("vocabulary", fmt::format("{}, mask token {}", meta.vocab_size, meta.mask_token_id));
+    row("vocabulary", meta.noise_canvas
+                          ? fmt::format("{}, noise instead of masks", meta.vocab_size)
+                          : fmt::format("{}, mask token {}", meta.vocab_size, meta.mask_token_id));
     row("block length", std::to_string(meta.block_length));
     row("top-k sets", meta.set_size > 0 ? fmt::format("k = {}", meta.set_size) : "none");
     ImGui::EndTable();

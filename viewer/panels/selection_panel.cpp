@@ -117,10 +117,10 @@ std::string headline(const PanelContext& context, const StepKeys& keys, const Ke
   if (view.against == KeysAgainst::first) {
     if (step == 1) {
       return where + fmt::format("step 1, the reference for the other steps: {} of {} keys",
-                                 view.sets.compared, keys.context_length);
+                                 view.sets.compared, keys.external_keys);
     }
     return where + fmt::format("the exact sets of steps 1 and {1}, each with {0} of {2} keys",
-                               view.sets.compared, step, keys.context_length);
+                               view.sets.compared, step, keys.external_keys);
   }
   const std::string marked =
       view.sets.compared > 0
@@ -129,19 +129,19 @@ std::string headline(const PanelContext& context, const StepKeys& keys, const Ke
   switch (keys.read) {
     case KeysRead::everything:
       return where +
-             fmt::format("step {} read its whole prefix of {} keys", step, keys.context_length) +
+             fmt::format("step {} read its whole prefix of {} keys", step, keys.external_keys) +
              marked;
     case KeysRead::nothing:
       return where +
              fmt::format("step {} read none of the {} keys of its prefix", step,
-                         keys.context_length) +
+                         keys.external_keys) +
              marked;
     case KeysRead::some:
     case KeysRead::unknown:
       break;
   }
   return where + fmt::format("step {} read {} of {} keys{}", step, keys.selected.size(),
-                             keys.context_length,
+                             keys.external_keys,
                              keys.exact.empty() ? "; this trace has no exact sets (--shadow "
                                                   "--record sets)"
                                                 : "");

@@ -25,7 +25,9 @@ from .steps import Pass, Sequence
 def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, running: RunningPass,
             sequence: Sequence, logits: torch.Tensor | None, shape: LayerShape) -> dict[str, Any]:
     """At the first denoising pass; sequence: the batch's first one. layers: the recorded ones."""
-    chosen = HeadChoice.of(settings.heads, shape.heads, shape.kv_heads)
+    sizes = shape.sizes
+    kv_heads = (HeadChoice.of(settings.heads, shape.heads, shape.kv_heads).kv if sizes is None
+                else sizes.read_by(settings.heads or range(shape.heads), shape.heads, layers))
     hidden, video = running.hidden_size or config_value(model, *HIDDEN_SIZE), settings.video
     vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
     if video is not None:
@@ -80,7 +82,11 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
         "block_rows": [] if video is None else video.rows,
         "pair_steps": 0 if video is None else video.pair_steps,
         "heads": settings.heads or list(range(shape.heads)),
-        "kv_heads": chosen.kv or list(range(shape.kv_heads)),
+        "kv_heads": kv_heads or list(range(shape.kv_heads)),
+        "layer_kv_heads": [] if sizes is None else list(sizes.kv_heads),
+        "layer_head_dim": [] if sizes is None else list(sizes.channels),
+        "layer_window": [] if sizes is None else list(sizes.windows),
+        "noise_canvas": settings.canvas,
         "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
         "array_type": settings.array_type,
         "regions": settings.regions.names if settings.at_least("summary") and video is None else [],

@@ -8,6 +8,7 @@ import weakref
 import torch
 
 from ..errors import UsageError
+from .layer_sizes import stack_padded
 from .passes import RunningPass
 from .settings import Settings
 from .split import LayerAttention
@@ -20,9 +21,9 @@ def arrays_of(layers: list[LayerAttention], slot: int, hidden: torch.Tensor | No
         raise UsageError("level full: the input of the layers can't be seen: their first argument isn't the hidden "
                          "states [S, T, hidden_size]. HINT: record(..., level=\"outputs\")")
     return {"/hidden/hidden": hidden,
-            "/kv/key": torch.stack([layer.key[slot] for layer in layers]),
-            "/kv/value": torch.stack([layer.value[slot] for layer in layers]),
-            "/sets/topk_token": torch.stack([layer.sets.token_index[slot] for layer in layers])}
+            "/kv/key": stack_padded([layer.key[slot] for layer in layers]),
+            "/kv/value": stack_padded([layer.value[slot] for layer in layers]),
+            "/sets/topk_token": stack_padded([layer.sets.token_index[slot] for layer in layers])}
 
 
 class StoredKeys:
@@ -42,7 +43,7 @@ class StoredKeys:
             return first, 0, {}
 
         def stacked(part: int) -> torch.Tensor:
-            all_ = torch.stack([running.stored[layer][part][slot] for layer in layers])  # [L, K, T, D]
+            all_ = stack_padded([running.stored[layer][part][slot] for layer in layers])  # [L, K, T, D]
             return all_[:, :, first - one.start:end - one.start].permute(2, 0, 1, 3)
 
         return first, end - first, {"/prefix/key": stacked(0), "/prefix/value": stacked(1)}

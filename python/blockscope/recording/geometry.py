@@ -25,6 +25,10 @@ class KeyRanges:
     offset: int  # position of key 0
     positions: list[tuple[int, int]] | None = None  # [begin, end) of the external keys; None: by offset
 
+    @property
+    def num_external(self) -> int:
+        return sum(end - begin for begin, end in self.external)
+
     def of(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The external part of x along dim."""
         parts = [x.narrow(dim, begin, end - begin) for begin, end in self.external]

@@ -21,13 +21,16 @@ class HeadChoice:
     slots: list[int] | None  # the recorded ones among `read`
 
     @classmethod
-    def of(cls, heads: list[int] | None, num_heads: int, num_kv_heads: int) -> HeadChoice:
+    def of(cls, heads: list[int] | None, num_heads: int, num_kv_heads: int,
+           recorded_kv: list[int] | None = None) -> HeadChoice:
+        """recorded_kv: where layers have other KV heads, those of all layers, of which this one has a part."""
         if heads is None:
             return cls(None, None, None)
         if heads[-1] >= num_heads:
             raise UsageError(f"heads: expected 0 to {num_heads - 1}, got {heads[-1]}")
         group = num_heads // num_kv_heads
-        kv = sorted({head // group for head in heads})
+        kv = (sorted({head // group for head in heads}) if recorded_kv is None
+              else [one for one in recorded_kv if one < num_kv_heads])
         read = [one * group + i for one in kv for i in range(group)]
         return cls(read, kv, [read.index(head) for head in heads])
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .layer_sizes import stack_padded
+
 
 class HostCopies:
     """Arrays that are being copied to the host, in the file's types."""
@@ -28,7 +30,9 @@ class HostCopies:
         self._arrays.append((path, values))
 
     def add_layers(self, path: str, layers: list[torch.Tensor], dtype: torch.dtype) -> None:
-        """Arrays of one shape, to be [L, ...] in the file; rounded while they are put together."""
+        """To be [L, ...] in the file; rounded while they are put together. Smaller ones are padded."""
+        if len({layer.shape for layer in layers}) > 1:
+            return self.add(path, stack_padded([layer.detach().to(dtype) for layer in layers]), dtype)
         stacked = layers[0].new_empty((len(layers), *layers[0].shape), dtype=dtype)
         torch._foreach_copy_(list(stacked.unbind(0)), layers)
         self.add(path, stacked, dtype)

@@ -126,7 +126,7 @@ class RunningPass(SkippedCalls):
         self.attention[self.layer] = LayerAttention(
             external, internal, chosen.kept(rows.blank(q, 2)), sets, *self._block_keys(ranges, k, v),
             None if spread is None else spread.each(chosen.kept),
-            map=self._map(q, k, call, ranges, biases, rows, chosen))
+            map=self._map(q, k, call, ranges, biases, rows, chosen), num_external=ranges.num_external)
 
     def _take_block(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
                     biases: Biases, where: str, check: bool) -> None:
@@ -182,7 +182,8 @@ class RunningPass(SkippedCalls):
         out, external, internal, spread, sets = self._attend(call.q, k, v, call, ranges, biases, rows)
         self.attention[self.layer] = LayerAttention(
             external, internal, call.q, sets, None, None, spread,
-            map=self._map(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)))
+            map=self._map(call.q, k, call, ranges, biases, rows, HeadChoice(None, None, None)),
+            num_external=ranges.num_external)
         return out
 
     def _block_keys(self, ranges: KeyRanges, k: torch.Tensor,
@@ -273,7 +274,7 @@ class RunningPass(SkippedCalls):
             key_norm=unknown, value_norm=unknown)
         spread = None if like.spread is None else like.spread.each(lambda x: torch.full_like(x, math.nan))
         return LayerAttention(part(like.external), part(like.internal), torch.full_like(like.query, math.nan), sets,
-                              like.key, like.value, spread)
+                              like.key, like.value, spread, num_external=like.num_external)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
                 biases: Biases, rows: BlockRows, result: torch.Tensor | None = None,
@@ -313,7 +314,7 @@ class RunningPass(SkippedCalls):
             self._leave_out_rows(call, where)
         call = unpacked(call, self.given.length, where)
         k, v = shapes.own_heads(self.layer, call, where)
-        chosen = HeadChoice.of(self.settings.heads, call.q.shape[1], k.shape[1])
+        chosen = HeadChoice.of(self.settings.heads, call.q.shape[1], k.shape[1], shapes.recorded_kv)
         return chosen, *chosen.restrict(call, k, v)
 
     def _leave_out_rows(self, call: AttentionCall, where: str) -> None:
@@ -367,6 +368,15 @@ class RunningPass(SkippedCalls):
         self.to_patch.discard(self.layer)
         self.own_ns += time.perf_counter_ns() - begun
         return patched
+
+    def require_window(self, window: int, where: str) -> None:
+        """Whether every query of the canvas sees the newest window - 1 keys before it, as a trace says of the layer."""
+        seen, context = self.attention[self.layer].num_external, self.passes[0].context_length
+        expected = min(context, window - 1) if window else context
+        if seen != expected:
+            raise UsageError(f"{where}: sees {seen} keys before the canvas, expected {expected} of {context}"
+                             + (f", as its window of {window} says" if window else "")
+                             + ". HINT: generate(...) without cache_implementation=, whose caches keep others")
 
     def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:
         seen = self.attention if self.denoises else {*self.stored, *self.attention}

@@ -13,9 +13,11 @@ import torch
 from ..errors import RankError, UsageError
 from . import kernels
 from .calls import AttentionCall
+from .canvases import Acceptance
 from .compiled import uncompiled
 from .continuous import batch_for
 from .interventions import Interventions
+from .layer_sizes import configured_sizes
 from .model import HIDDEN_SIZE, NUM_HEADS, logits_of
 from .observer import Observer
 from .open_trace import OpenTrace, add_note
@@ -24,7 +26,7 @@ from .passes import NO_GRADIENTS, RunningPass
 from .ranks import Ranks
 from .rows import RowWriter
 from .settings import Settings, config_value
-from .shapes import LayerShape, assumed_shape, configured_shape
+from .shapes import LayerShape, assumed_shape, configured_shape, with_sizes
 from .shift import ShiftCheck
 from .statistics import History, Predictions
 from .steps import Change, PassInput
@@ -52,6 +54,12 @@ class Recorder(Observer, OpenTrace):
         shown = self._recorded if settings.at_least("summary") else []
         self._looked_at = {*shown, *self._interventions.layers}
         self._configured = None if self._looks_inside else configured_shape(model)
+        self._sizes = configured_sizes(model, self._num_layers, settings.canvas) if ranks.count == 1 else None
+        if self._sizes is not None and self._sizes.alike:
+            self._sizes = None
+        if self._sizes is not None and settings.heads is not None and heads is not None:
+            self._shapes.recorded_kv = self._sizes.read_by(settings.heads, heads, self._recorded)
+        self._acceptance = Acceptance(model, settings)
         OpenTrace.__init__(self, path, force, RowWriter(path, settings, self._recorded, self._whole, ranks, model,
                                                         tokenizer, force))
         self._histories: list[History] = []
@@ -77,6 +85,7 @@ class Recorder(Observer, OpenTrace):
             self._refuse_target()
         self._interventions.open(config_value(uncompiled(self._model), *HIDDEN_SIZE))
         self._open_hooks()
+        self._hooks += self._acceptance.open()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._close_hooks()
@@ -123,7 +132,7 @@ class Recorder(Observer, OpenTrace):
 
     def _admit(self, given: PassInput) -> PassInput:
         self._rows.turn_to(given.statement.branch)
-        return self._ranks.begin_pass(self._num_passes, given)
+        return self._acceptance.add_to(self._ranks.begin_pass(self._num_passes, given))
 
     def _end_sequences(self, ids: list[list[int]] | None, reason: str) -> None:
         self._rows.end(self._batch, ids, reason)
@@ -151,8 +160,18 @@ class Recorder(Observer, OpenTrace):
     def _shape(self) -> LayerShape | None:
         return self._shapes.first if self._looks_inside else self._configured or self._shapes.first
 
+    @property
+    def _sole_shape(self) -> LayerShape | None:
+        """Of a model whose layers are alike."""
+        return self._shapes.first if self._sizes is None else None
+
     def _model_shape(self) -> LayerShape:
         """The whole model's shape, for the header."""
+        if self._ranks.count == 1:
+            whole = (self._shapes.of_model([name for name, _ in self._layers], self._sizes) if self._looks_inside
+                     else with_sizes(assumed_shape(self._model), self._sizes))
+            if whole is not None and whole.sizes is not None:
+                return whole
         # Without arrays, a rank's share needs no check, and doesn't tell the whole.
         seen = self._shapes.first if self._looks_inside or self._ranks.count == 1 else None
         return self._configured or (self._ranks.whole(seen) if seen is not None else assumed_shape(self._model))
@@ -165,7 +184,7 @@ class Recorder(Observer, OpenTrace):
         hidden, patches = args[0] if args else kwargs.get(named), index in running.to_patch
         if patches:
             hidden = running.patch_hidden(self._interventions, self._batch.sequences, hidden,
-                                          self._layers[index][0], self._shapes.first)
+                                          self._layers[index][0], self._sole_shape)
         if index in self._looked_at:
             running.take_hidden(index, hidden)
         if not patches:
@@ -192,6 +211,8 @@ class Recorder(Observer, OpenTrace):
             name = self._layers[running.layer][0]
             if running.denoises or running.layer in running.changing:
                 running.take_attention(call, name, self._shapes, check)
+                if self._settings.canvas and self._sizes is not None and running.layer in running.attention:
+                    running.require_window(self._sizes.windows[running.layer], name)
                 self._checked.add(running.layer)
             else:
                 running.take_keys(call, name, self._shapes, self._batch.sequences[0].canvas)
@@ -216,7 +237,7 @@ class Recorder(Observer, OpenTrace):
         begun = time.perf_counter_ns()
         with torch.no_grad():
             out = running.intervene(self._interventions, self._batch.sequences, out, where,
-                                    self._shapes.first)
+                                    self._sole_shape)
         running.own_ns += time.perf_counter_ns() - begun
         return out
 
@@ -241,10 +262,11 @@ class Recorder(Observer, OpenTrace):
             stored = self._recorded if self._records(running) else []
             needed = self._looked_at if running.denoises else {*stored, *running.changing}
             running.require_layers(sorted(needed), self._layers, type(uncompiled(self._model)).__name__)
-            self._shapes.the_one([name for name, _ in self._layers])
+            self._shapes.of_model([name for name, _ in self._layers], self._sizes)
         running.require_patched(self._layers)
         logits = None if self._settings.video is not None else running.given.own(logits_of(output))
         running.bring_together()
         self._rows.open(self._batch, running, logits, self._model_shape())
         predictions = self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
+        self._acceptance.take(running.given, predictions)
         self._shift.take(running, predictions)

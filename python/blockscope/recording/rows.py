@@ -257,6 +257,8 @@ class RowWriter:
 
     def _delta(self, row: WaitingRow, traced: TracedSequence) -> tuple[Any, Any]:
         """Transfers and insertions (position, token, confidence, step) of a row; applies them to the frame."""
+        if row.change.canvas is not None:
+            return self._canvas_delta(row, traced, *row.change.canvas)
         mask = self._settings.mask_token_id
         step = max(traced.steps, default=UNDECIDED) + 1
         transfers: list[tuple[int, int]] = []
@@ -293,6 +295,35 @@ class RowWriter:
             traced.steps += [UNDECIDED if token == mask else step for _, token in insertions]
         return found
 
+    def _canvas_delta(self, row: WaitingRow, traced: TracedSequence, start: int, noise: list[bool]) -> tuple[Any, Any]:
+        """The same of a canvas without masks: what the row's pass accepted, and the noise that was drawn."""
+        step = max(traced.steps, default=UNDECIDED) + 1
+        new = dict(row.change.changed + row.change.appended)
+        found: tuple[list[Any], list[Any]] = ([], [])  # transfers and insertions: index, position, token, step
+        for position, undecided in enumerate(noise, start):
+            at, state = position - traced.prompt_length, UNDECIDED if undecided else step
+            inserted = at >= len(traced.tokens)
+            token = new[position] if inserted else new.get(position, traced.tokens[at])
+            if inserted:
+                found[1].append((len(traced.tokens), position, token, state))
+            elif traced.tokens[at] != token or (traced.steps[at] == UNDECIDED) != undecided:
+                found[0].append((at, position, token, state))
+
+        def columns(changes: list[Any]) -> Any:
+            if not changes:
+                return None
+            index, positions, tokens, states = (list(one) for one in zip(*changes))
+            sure = ([math.nan] * len(tokens) if row.predictions is None
+                    else row.predictions.probability(positions, tokens))
+            return index, tokens, [-math.inf if s == UNDECIDED else c for s, c in zip(states, sure)], states
+
+        result = columns(found[0]), columns(found[1])
+        for at, _, token, state in found[0]:
+            traced.tokens[at], traced.steps[at] = token, state
+        traced.tokens += [token for _, _, token, _ in found[1]]
+        traced.steps += [state for _, _, _, state in found[1]]
+        return result
+
     def _refuse_elsewhere(self, row: WaitingRow, traced: TracedSequence, transfers: list[tuple[int, int]]) -> None:
         one = row.one
         if not self._bidirectional or one.kind is not Kind.DENOISE:
@@ -320,7 +351,8 @@ class RowWriter:
                 changes.append(Change(
                     [(p, t) for p, (t, old) in enumerate(zip(tokens, sequence.tokens)) if t != old],
                     [(p, t) for p, t in enumerate(tokens[known:known + 1 if self._settings.autoregressive else None],
-                                                  known)]))
+                                                  known)],
+                    (sequence.block_start, [False] * self._settings.block_length) if self._settings.canvas else None))
             for row, change in zip(self._waiting[-1], changes):
                 row.change.add(change)
         last = [row.one for row in self._waiting[-1]] if self._waiting else []
@@ -336,9 +368,10 @@ class RowWriter:
     def _text(self, traced: TracedSequence) -> bytes:
         if self._tokenizer is None or not hasattr(self._tokenizer, "decode"):
             return b""
-        mask = self._settings.mask_token_id
-        return self._tokenizer.decode([t for t in traced.tokens if t not in (mask, -1)],
-                                      skip_special_tokens=True).encode(errors="replace")
+        mask, canvas = self._settings.mask_token_id, self._settings.canvas
+        decided = [t for t, step in zip(traced.tokens, traced.steps)
+                   if t not in (mask, -1) and not (canvas and step == UNDECIDED)]
+        return self._tokenizer.decode(decided, skip_special_tokens=True).encode(errors="replace")
 
     def finish(self, batch: Batch) -> None:
         for turn in [self._turn, *self._others]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..errors import UsageError
 from .calls import AttentionCall
+from .layer_sizes import LayerSizes
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS
 from .settings import config_value
 
@@ -22,6 +23,8 @@ class LayerShape:
     channels: int  # of queries and keys
     value_channels: int
     scale: float
+    sizes: LayerSizes | None = field(default=None, compare=False)  # of the whole model, where layers differ; kv_heads
+    # and channels are then the largest
 
     def __str__(self) -> str:
         values = "" if self.value_channels == self.channels else f", {self.value_channels} of values"
@@ -43,6 +46,14 @@ def assumed_shape(model: torch.nn.Module) -> LayerShape:
     heads = config_value(model, *NUM_HEADS) or kv_heads or 1
     channels = config_value(model, "head_dim") or (config_value(model, *HIDDEN_SIZE) or heads) // heads
     return LayerShape(heads, kv_heads or heads, channels, channels, channels ** -0.5)
+
+
+def with_sizes(shape: LayerShape, sizes: LayerSizes | None) -> LayerShape:
+    """The same of a model whose layers have these sizes."""
+    if sizes is None:
+        return shape
+    channels = max(sizes.channels)
+    return replace(shape, kv_heads=max(sizes.kv_heads), channels=channels, value_channels=channels, sizes=sizes)
 
 
 def unpacked(call: AttentionCall, length: int, where: str) -> AttentionCall:
@@ -101,6 +112,7 @@ class LayerShapes:
     def __init__(self, check: Callable[[LayerShape, str], None]) -> None:
         self._known: dict[int, LayerShape] = {}
         self._check = check
+        self.recorded_kv: list[int] | None = None  # where layers differ and heads are chosen: the KV heads of the trace
 
     def own_heads(self, layer: int, call: AttentionCall, where: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [S, K, N, D] of only the KV heads, if the model repeated them for its query heads."""
@@ -122,6 +134,32 @@ class LayerShapes:
         if not self._known:
             with contextlib.suppress(UsageError):
                 self._known[0] = shape_of(unpacked(call, length, call.function), call.function)
+
+    def of_model(self, names: Sequence[str], configured: LayerSizes | None) -> LayerShape | None:
+        """The shape of all layers together, whose KV heads and channels may differ; None if none was seen. names: names
+        of the model's layers. configured: what its configuration says of them, which is then as it was seen."""
+        shapes = set(self._known.values())
+        if len(shapes) <= 1 and (configured is None or configured.alike):
+            return self.the_one(names)
+        if len({(shape.heads, shape.scale) for shape in shapes}) > 1 or any(
+                shape.value_channels != shape.channels for shape in shapes):
+            return self.the_one(names)
+        first = next(iter(self._known.values()), None)
+        if first is None:
+            return None
+        if configured is None:
+            if set(self._known) != set(range(len(names))):
+                return self.the_one(names)
+            seen = [self._known[layer] for layer in range(len(names))]
+            configured = LayerSizes(tuple(one.kv_heads for one in seen), tuple(one.channels for one in seen),
+                                    (0,) * len(seen))
+        for layer, shape in self._known.items():
+            said = configured.kv_heads[layer], configured.channels[layer]
+            if said != (shape.kv_heads, shape.channels):
+                raise UsageError(f"{names[layer]}: attends with {shape}, expected {said[0]} KV heads and {said[1]} "
+                                 "channels, as the model's configuration says. HINT: record(..., "
+                                 "level=\"trajectory\")")
+        return with_sizes(first, configured)
 
     @property
     def first(self) -> LayerShape | None:

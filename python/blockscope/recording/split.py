@@ -73,6 +73,7 @@ class LayerAttention:
     intervened: torch.Tensor | None = None  # [S, H] bool: heads that interventions changed; None: none
     map: LayerMap | None = None  # None: the weights of this layer and step aren't recorded
     statistics: LayerSums | None = None  # of a continuous model's block
+    num_external: int = 0  # keys before the block that this layer has
 
 
 def moved(values: Any, device: torch.device) -> Any:

@@ -14,6 +14,7 @@ import torch
 from .. import _core
 from ..errors import UsageError
 from . import kernels
+from .layer_sizes import stack_padded
 from .split import LayerAttention, Part
 from .settings import Settings
 from .steps import Kind, Pass, PassInput
@@ -39,7 +40,7 @@ class LayerValues:
 
     def stacked(self, of: Callable[[LayerAttention], torch.Tensor]) -> torch.Tensor:
         """Stacks [S, ...] values of each layer for this sequence: [L, ...]."""
-        return torch.stack([of(layer)[self.slot] for layer in self.layers])
+        return stack_padded([of(layer)[self.slot] for layer in self.layers])
 
     def hidden(self) -> torch.Tensor | None:
         """[L, B, hidden_size]"""
@@ -53,7 +54,8 @@ class LayerValues:
                                    layer.query)] for layer in self.layers]
         for tensors, hidden in zip(found, self.inputs or []):
             tensors.append(hidden[one].unsqueeze(1))
-        if not kernels.taken(self.layers[0].query):
+        alike = len({layer.query.shape for layer in self.layers}) == 1
+        if alike and not kernels.taken(self.layers[0].query):
             found = [[torch.cat(column, 1) for column in zip(*found)]]
         return [Heads(Part(*tensors[:2]), Part(*tensors[2:4]), *tensors[4:]) for tensors in found]
 
@@ -66,10 +68,11 @@ class LayerValues:
         return self.stacked(lambda layer: layer.sets.index) if self.has_sets else None
 
 
-def recall(first: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """Share of the first step's set [L, K, k] in this one."""
+def recall(first: torch.Tensor, now: torch.Tensor, keys: list[int]) -> torch.Tensor:
+    """Share of the first step's set [L, K, k] in this one; NaN in layers with no more than k keys [L]."""
     share = (now.unsqueeze(-1) == first.unsqueeze(-2)).any(-1).float().mean(-1)
-    return share.masked_fill((now[..., 0] < 0) | (first[..., 0] < 0), math.nan)
+    trivial = torch.tensor([count <= now.shape[-1] for count in keys], device=now.device).unsqueeze(-1)
+    return share.masked_fill((now[..., 0] < 0) | (first[..., 0] < 0) | trivial, math.nan)
 
 
 def spread_of(now: LayerValues, one: Pass, names: list[str], bidirectional: bool) -> dict[str, torch.Tensor]:
@@ -121,7 +124,7 @@ class History:
         self._compare_with_first(step, heads, operators, values, count)
         if not exact:
             return values
-        self._compare_sets(step, context_length, now.topk(), values)
+        self._compare_sets(step, [layer.num_external for layer in now.layers], now.topk(), values)
         if context_length > 0:
             self._keep([each.external for each in heads], one)
         last = self.last if self.last_step == step - 1 else []
@@ -169,12 +172,12 @@ class History:
         if hidden and all(now is not None and first is not None for now, first in hidden):
             values["/summary/hidden_gap"] = torch.cat([_gaps(operators, now, first)[0] for now, first in hidden])
 
-    def _compare_sets(self, step: int, context_length: int, topk: torch.Tensor | None,
+    def _compare_sets(self, step: int, keys: list[int], topk: torch.Tensor | None,
                       values: dict[str, torch.Tensor]) -> None:
         if step == 1:
             self.first_set = topk
-        elif self.first_set is not None and topk is not None and context_length > topk.shape[-1]:
-            values["/sets/recall"] = recall(self.first_set, topk)
+        elif self.first_set is not None and topk is not None and max(keys) > topk.shape[-1]:
+            values["/sets/recall"] = recall(self.first_set, topk, keys)
 
 
 def _gaps(operators: Any, now: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

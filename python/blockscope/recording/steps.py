@@ -63,6 +63,8 @@ class PassInput:
     rows: list[int] | None = None  # which; None: all
     logits_kept: int | None = None  # number of last positions for which the loop requests logits; None: unknown
     timestep: float | None = None  # of a continuous model, whose `ids` are only numbers of places
+    accepted: list[list[bool]] | None = None  # [S, B] of a canvas without masks: what the step before accepted; None:
+    # the canvas is new
 
     def own(self, x: Any) -> Any:
         """The recorded rows of a tensor with one for each sequence of the batch, or of None."""
@@ -124,10 +126,13 @@ class Change:
 
     changed: list[tuple[int, int]] = field(default_factory=list)  # position, previous token
     appended: list[tuple[int, int]] = field(default_factory=list)  # that had not been seen
+    canvas: tuple[int, list[bool]] | None = None  # without masks: its first position, and which of its positions hold
+    # noise then [B]
 
     def add(self, more: Change) -> None:
         self.changed += more.changed
         self.appended += more.appended
+        self.canvas = more.canvas or self.canvas
 
 
 class Sequence:
@@ -145,6 +150,7 @@ class Sequence:
         self.block = -1
         self.block_start = 0
         self.step = 0
+        self.undecided: list[bool] = []  # [B] of a canvas without masks: the positions that hold noise
         self.last_input: list[int] = []
         self.block_before = -1  # that this one followed; -1: none
         self.input_before: list[int] = []  # of the step before
@@ -176,6 +182,8 @@ class Sequence:
                     f"{self.canvas}. {STATE_IT}: start=...")
             self.canvas = given.end
         change = Change()
+        if self.settings.canvas:
+            change.canvas = self._canvas(ids, given, slot)
         for position, token in zip(positions, ids):
             if position > len(self.tokens):
                 raise UsageError(f"the pass goes over position {position}, and position {len(self.tokens)} was never "
@@ -193,6 +201,20 @@ class Sequence:
                 f"was run there before: the loop takes tokens back, as assisted generation does. {NO_DRAFTS}. "
                 f"{ONE_SEQUENCE}")
         return change
+
+    def _canvas(self, ids: list[int], given: PassInput, slot: int) -> tuple[int, list[bool]] | None:
+        """The canvas that the pass shows, and which of its positions hold noise."""
+        start, again = given.start, self.begun and given.start == self.block_start
+        if given.role != "decoder":
+            return (start, [False] * len(ids)) if again and len(ids) == self.settings.block_length else None
+        if not again or given.accepted is None:
+            self.undecided = [True] * len(ids)
+        else:
+            accepted = given.accepted[slot]
+            # A finished sequence of a batch stays as it is, whatever the sampler says of its row.
+            if ids != self.tokens[start:start + len(ids)] or all(accepted):
+                self.undecided = [not one for one in accepted]
+        return start, list(self.undecided)
 
     def follows(self, ids: list[int]) -> bool:
         """Whether a pass over the whole sequence continues these tokens: masks became tokens, or one was added."""
@@ -267,6 +289,8 @@ class Sequence:
         mask = self.settings.mask_token_id
         block_input = self.tokens[self.block_start:self.block_start + size]
         masked = [token == mask for token in block_input]
+        if self.settings.canvas and kind is Kind.DENOISE:
+            masked = list(self.undecided)
         changed = [a != b for a, b in zip(block_input, self.last_input or block_input)]
         self.input_before, self.last_input = self.last_input, block_input
         context = self.canvas - size if self.bidirectional else self.block_start

@@ -1,14 +1,16 @@
-// Heads, head sizes and windows of a model's attention layers, which may differ (ragged layers).
+// Heads, head sizes and windows of a model's attention layers, which may differ (ragged layers),
+// and which of them a trace has.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace blockscope {
 
-struct AttentionSizes {
+struct LayerSizes {
   std::int64_t num_layers = 0;
   std::int64_t num_heads = 0;     ///< query heads of every layer;
                                   ///< head = kv_head * group_size(layer) + g
@@ -19,6 +21,16 @@ struct AttentionSizes {
   std::vector<std::int64_t> layer_kv_heads;
   std::vector<std::int64_t> layer_head_dim;
   std::vector<std::int64_t> layer_window;  ///< W: the newest W - 1 keys before a block; 0: all keys
+
+  std::vector<std::int64_t> layers;    ///< recorded layers, ascending
+  std::vector<std::int64_t> heads;     ///< recorded query heads, ascending
+  std::vector<std::int64_t> kv_heads;  ///< recorded KV heads, ascending; a layer has those below
+                                       ///< its kv_heads_of()
+
+  /// "8 KV heads" or "2 or 8 KV heads", and likewise "head_dim 128" and the windows, for a person.
+  std::string kv_heads_text() const;
+  std::string head_dim_text() const;
+  std::string window_text() const;  ///< empty: no layer has one
 
   // `layer` is a layer of the model, not a recorded slot.
   bool ragged() const { return !layer_kv_heads.empty(); }
@@ -46,6 +58,17 @@ struct AttentionSizes {
   }
   std::int64_t first_key(std::int64_t layer, std::int64_t context_length) const {
     return context_length - external_keys(layer, context_length);
+  }
+
+  // Of a recorded layer, by its slot in `layers`.
+  std::int64_t channels_at(std::size_t slot) const { return head_dim_of(layers[slot]); }
+  std::int64_t keys_at(std::size_t slot, std::int64_t context_length) const {
+    return external_keys(layers[slot], context_length);
+  }
+  /// The recorded KV heads that the layer has: the first ones of `kv_heads`.
+  std::size_t kv_slots_at(std::size_t slot) const {
+    const auto own = std::ranges::lower_bound(kv_heads, kv_heads_of(layers[slot]));
+    return static_cast<std::size_t>(own - kv_heads.begin());
   }
 };
 
