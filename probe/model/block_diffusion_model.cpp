@@ -156,8 +156,15 @@ RotaryRows BlockDiffusionModel::rotary_rows(const at::Tensor& host_positions) co
   const at::Tensor angles = positions.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
   const at::Tensor full = at::cat({angles, angles}, -1).unsqueeze(1);  // [S, 1, T, D]
   const at::ScalarType type = config_.rope_in_float32 ? at::kFloat : dtype();
-  return {(full.cos() * rope_attention_factor_).to(type),
-          (full.sin() * rope_attention_factor_).to(type)};
+  RotaryRows rows{(full.cos() * rope_attention_factor_).to(type),
+                  (full.sin() * rope_attention_factor_).to(type)};
+  if (const RopeConfig& rope = config_.rope; rope.query_scaling_beta != 0.0) {
+    const auto length = static_cast<double>(rope.original_max_position_embeddings);
+    const at::Tensor stretches = (positions.to(at::kFloat) / length).floor();
+    const at::Tensor scale = 1.0 + rope.query_scaling_beta * (1.0 + stretches).log();
+    rows.query_scale = scale.unsqueeze(1).unsqueeze(-1).to(dtype());
+  }
+  return rows;
 }
 
 at::Tensor BlockDiffusionModel::embed(const at::Tensor& tokens) const {

@@ -39,6 +39,16 @@ const json kSdar = joined(kQwen3, json::parse(R"({"auto_map": {"AutoConfig": "c.
     "attn_implementation": "flex_attention", "debug": false, "block_size": 4,
     "mask_token_id": 151669, "ep_size": 1, "fuse_cross_entropy": true, "micro_forward": false,
     "skip_checkpoint": false, "use_deepep": false, "tie_word_embeddings": false})"));
+const json kLlama3Scaling = json::parse(R"({"factor": 8.0, "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"})");
+const json kLlama = json::parse(R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009],
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 4,
+    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.42.3",
+    "use_cache": true, "vocab_size": 128256})");
 const json kFullAttention = {"full_attention", "full_attention", "full_attention",
                              "full_attention"};
 // transformers 5
@@ -53,6 +63,16 @@ const std::map<std::string, json>& published_keys() {
       {"SDAR-30B-A3B-Chat",
        joined(joined(kSdar, kExperts),
               {{"model_type", "sdar_moe"}, {"architectures", {"SDARMoeForCausalLM"}}})},
+      {"Llama-3.1-8B", joined(kLlama, {{"rope_scaling", kLlama3Scaling}})},
+      {"Llama-3.2-1B, transformers 5",
+       joined(joined(kLlama, kSaved),
+              {{"head_dim", 64},
+               {"rope_parameters", joined(kLlama3Scaling, {{"rope_theta", 500000.0}})},
+               {"tie_word_embeddings", true}})},
+      {"Llama-2-7b", joined(kLlama, {{"num_key_value_heads", 32},
+                                     {"eos_token_id", 2},
+                                     {"rope_scaling", nullptr},
+                                     {"rope_theta", nullptr}})},
       {"Qwen2.5", joined(kQwen, {{"model_type", "qwen2"},
                                  {"architectures", {"Qwen2ForCausalLM"}},
                                  {"sliding_window", 131072},
@@ -159,6 +179,17 @@ void parse_keys(const json& config) {
 
 TEST(ConfigKeys, ThePublishedKeySetsAreTaken) {
   for (const auto& [name, config] : published_keys()) EXPECT_NO_THROW(parse_keys(config)) << name;
+}
+
+TEST(ConfigKeys, OnlyLlamaHasAThetaOfItsOwn) {
+  const ModelConfig config =
+      parse_model_config({.config = published_keys().at("Llama-2-7b").dump()});
+  EXPECT_EQ(config.rope.theta, 10000.0);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_THAT(checkpoint_error([&] {
+                parse_keys(joined(published_keys().at("Qwen3"), {{"rope_theta", nullptr}}));
+              }),
+              HasSubstr("key \"rope_theta\": expected a number"));
 }
 
 TEST(ConfigKeys, AKeyThatNobodyReadsIsRefusedByNameInEveryFamily) {

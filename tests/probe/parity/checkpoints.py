@@ -1,9 +1,9 @@
 """Random-weight checkpoints in the Hugging Face layout, of many shapes, for the parity tests.
 
-Every spec is built as transformers' own Qwen2, Qwen3 or Qwen3-MoE model, or as llada2_model.py, with seeded
+Every spec is built as transformers' own Llama, Qwen2, Qwen3 or Qwen3-MoE model, or as llada2_model.py, with seeded
 weights that are far from the usual initialisation: large enough that attention and logits are not flat, norm
 weights not 1. The `sdar`, `sdar_moe`, `llada2_moe` and `Fast_dLLM_Qwen` ones are written with the config keys of the published
-checkpoints; the `qwen` ones with transformers' save_pretrained.
+checkpoints; the `llama` and `qwen` ones with transformers' save_pretrained.
 """
 
 import json
@@ -74,6 +74,12 @@ SPECS = {
                              dtype="bfloat16", block_length=8, std=0.35, seed=32),
     "v2-mha-sharded": dict(model_type="Fast_dLLM_Qwen", hidden=48, heads=3, kv_heads=3, head_dim=16, layers=3,
                            shards=3, block_length=32, std=0.35, seed=33),
+    "llama31-g2": dict(model_type="llama", theta=5e5, seed=41,
+                       rope=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                 original_max_position_embeddings=64)),
+    "llama-tied-bias-bf16": dict(model_type="llama", tied=True, bias=True, kv_heads=1, head_dim=16,
+                                 dtype="bfloat16", shards=2, seed=42),
+    "llama2-mha": dict(model_type="llama", kv_heads=4, head_dim=16, layers=3, seed=43),
     "qwen3-dynamic": dict(model_type="qwen3", positions=32, seed=12,
                           rope=dict(rope_type="dynamic", factor=3.0)),
 }
@@ -96,6 +102,7 @@ def _experts(spec):
 def model_config(spec):
     """Of the class whose arithmetic the checkpoint has; SDAR's is Qwen3's."""
     kinds = {"qwen2": (transformers.Qwen2Config, {}), "Fast_dLLM_Qwen": (transformers.Qwen2Config, {}),
+             "llama": (transformers.LlamaConfig, dict(head_dim=spec["head_dim"], attention_bias=spec["bias"])),
              "moe": (transformers.Qwen3MoeConfig,
                      dict(head_dim=spec["head_dim"], attention_bias=spec["bias"], **_experts(spec)))}
     kind, own = kinds.get("moe" if spec["experts"] else spec["model_type"], (
@@ -215,7 +222,7 @@ def write_checkpoint(folder, spec):
         return llada2_model.Llada2(spec, state)
     model = random_model(spec)
     dtype = getattr(torch, spec["dtype"])
-    if spec["model_type"].startswith("qwen"):
+    if spec["model_type"].startswith(("qwen", "llama")):
         stored = random_model(spec).to(dtype)
         stored.save_pretrained(folder, max_shard_size="40KB" if spec["shards"] > 1 else "5GB")
         return model
