@@ -89,8 +89,8 @@ class FamilyTexts(FamilyCase):
                 ("llada", changed("model", "type", "WordLevel"), "model.type", "BPE or Unigram", '"WordLevel"'),
                 ("Dream", changed("model", "type", "WordPiece"), "model.type", "BPE or Unigram", '"WordPiece"'),
                 ("llada2_moe", changed("model", "byte_fallback", 1), "model.byte_fallback", "true or false", "1"),
-                ("sdar", changed("pre_tokenizer", {"type": "Metaspace", "replacement": "\u2581\u2581"}),
-                 "pre_tokenizer.replacement", "one character", '"\u2581\u2581"'),
+                ("sdar", changed("pre_tokenizer", {"type": "Metaspace", "replacement": "__"}),
+                 "pre_tokenizer.replacement", "one character", '"__"'),
                 ("Fast_dLLM_Qwen", changed("normalizer", {"type": "Nmt"}), "normalizer.type", "one of NFC", '"Nmt"'),
                 ("qwen2", changed("decoder", {"type": "WordPiece"}), "decoder.type", "one of ByteLevel", '"WordPiece"')):
             model = self.with_tokenizer(family, change)

@@ -1,4 +1,4 @@
-"""Plain Llama, Qwen2, Qwen3 and Qwen3-MoE run autoregressively: greedy tokens, their probabilities and the stop rule against
+"""Plain Llama, Qwen2, Qwen3, Qwen3-MoE and Nemotron run autoregressively: greedy tokens, their probabilities and the stop rule against
 transformers without a cache, one token at a time; batches of unequal prompts."""
 
 import json
@@ -65,6 +65,7 @@ def main():
         check(pathlib.Path(path), "qwen3moe-8", None)
         check(pathlib.Path(path), "llama31-g2", 2)
         check(pathlib.Path(path), "llama2-mha", None)
+        check(pathlib.Path(path), "nemotron-scaled", None)
 
 
 if __name__ == "__main__":
