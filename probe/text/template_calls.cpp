@@ -48,7 +48,7 @@ TemplateValue TemplateExpressionEvaluator::call(const Expression& expression) {
   if (callee.text == "namespace" && values.size() == expression.names.size()) {
     auto space = std::make_shared<Value::Namespace>();
     for (std::size_t i = 0; i < values.size(); ++i) {
-      refuse_namespace(values[i], expression);
+      refuse_namespace(values[i], expression.line);
       (*space)[expression.names[i]] = values[i];
     }
     return Value(std::move(space));
@@ -131,6 +131,11 @@ TemplateValue TemplateExpressionEvaluator::filter(const Expression& expression) 
     if (value.json() != nullptr && value.json()->is_structured()) {
       return Value(json(value.json()->size()));
     }
+  }
+  if ((name == "first" || name == "last") && values.empty() && value.json() != nullptr &&
+      value.json()->is_array()) {
+    if (value.json()->empty()) return {};
+    return value.element(name == "first" ? 0 : value.json()->size() - 1);
   }
   if (name == "trim" && values.empty()) {
     return made(expression, strip_text(to_text(value, expression), std::nullopt, true, true));

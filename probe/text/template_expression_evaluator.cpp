@@ -10,6 +10,7 @@
 
 #include "decode_record/base/error.h"
 #include "probe/text/template_renderer.h"
+#include "probe/text/unicode.h"
 
 namespace blockscope {
 
@@ -62,21 +63,21 @@ void TemplateExpressionEvaluator::count_steps(std::size_t line, std::size_t step
   if (steps_ > kMaxSteps) fail(line, "too many steps");
 }
 
-void TemplateExpressionEvaluator::count_bytes(const Expression& at, std::size_t bytes) {
+void TemplateExpressionEvaluator::count_bytes(std::size_t line, std::size_t bytes) {
   work_ += bytes;
-  if (work_ > kMaxWorkBytes) fail(at, "more than 1 GiB of text on the way");
+  if (work_ > kMaxWorkBytes) fail(line, "more than 1 GiB of text on the way");
 }
 
-TemplateValue TemplateExpressionEvaluator::made(const Expression& at, std::string text) {
-  if (text.size() > kMaxRenderedBytes) fail(at, "more than 64 MiB of text");
-  count_bytes(at, text.size());
+TemplateValue TemplateExpressionEvaluator::made(std::size_t line, std::string text) {
+  if (text.size() > kMaxRenderedBytes) fail(line, "more than 64 MiB of text");
+  count_bytes(line, text.size());
   return Value(json(std::move(text)));
 }
 
 // --- values
 
-void TemplateExpressionEvaluator::refuse_namespace(const Value& value, const Expression& at) const {
-  if (value.space() != nullptr) fail(at, "a namespace in a namespace");
+void TemplateExpressionEvaluator::refuse_namespace(const Value& value, std::size_t line) const {
+  if (value.space() != nullptr) fail(line, "a namespace in a namespace");
 }
 
 std::string TemplateExpressionEvaluator::to_text(const Value& value, const Expression& at) {
@@ -178,16 +179,18 @@ TemplateValue TemplateExpressionEvaluator::item(const Value& container, const Va
 }
 
 TemplateValue TemplateExpressionEvaluator::slice(const Expression& expression) {
-  const Value list = evaluate(*expression.operands[0]);
-  if (list.json() == nullptr || !list.json()->is_array()) {
-    fail(expression, "a slice of something that is not a list");
+  const Value whole = evaluate(*expression.operands[0]);
+  const bool is_list = whole.json() != nullptr && whole.json()->is_array();
+  if (!is_list && !whole.is_string()) {
+    fail(expression, "a slice of something that is not a list or a string");
   }
+  const std::u32string characters = is_list ? U"" : to_utf32(text_of(whole, expression));
   const auto part = [&](std::size_t index, std::int64_t fallback) {
     const Value value = evaluate(*expression.operands[index]);
     return value.json() != nullptr && value.json()->is_null() ? fallback
                                                               : integer_of(value, expression);
   };
-  const auto size = static_cast<std::int64_t>(list.json()->size());
+  const auto size = static_cast<std::int64_t>(is_list ? whole.json()->size() : characters.size());
   const std::int64_t step = part(3, 1);
   if (step != 1 && step != -1) fail(expression, "a slice with a step other than 1 and -1");
   const std::int64_t low = step > 0 ? 0 : -1;
@@ -200,13 +203,18 @@ TemplateValue TemplateExpressionEvaluator::slice(const Expression& expression) {
   };
   const std::int64_t begin = bound(1, step > 0 ? low : high);
   const std::int64_t end = bound(2, step > 0 ? high : low);
-  json result = json::array();
+  json list = json::array();
+  std::string text;
   for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
-    const json& element = (*list.json())[static_cast<std::size_t>(i)];
-    count_bytes(expression, bytes_of(element));
-    result.push_back(element);
+    const auto index = static_cast<std::size_t>(i);
+    if (is_list) {
+      count_bytes(expression, bytes_of((*whole.json())[index]));
+      list.push_back((*whole.json())[index]);
+    } else {
+      append_utf8(text, characters[index]);
+    }
   }
-  return Value(std::move(result));
+  return is_list ? Value(std::move(list)) : made(expression, std::move(text));
 }
 
 TemplateValue TemplateExpressionEvaluator::binary(const Expression& expression) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "probe/text/template_parser.h"
@@ -44,7 +45,10 @@ class TemplateExpressionEvaluator {
   /// Counts evaluations; a rendering may take a bounded number of them.
   void count_steps(std::size_t line, std::size_t steps);
   /// A namespace in a namespace could hold itself, or be nested without end.
-  void refuse_namespace(const Value& value, const Expression& at) const;
+  void refuse_namespace(const Value& value, std::size_t line) const;
+
+  /// A text that was rendered; its bytes are counted.
+  Value made(std::size_t line, std::string text);
 
   std::map<std::string, Value> variables_;
 
@@ -53,8 +57,9 @@ class TemplateExpressionEvaluator {
 
   /// Whether a name that is no variable is a function or a macro.
   bool is_function(const std::string& name) const;
-  void count_bytes(const Expression& at, std::size_t bytes);
-  Value made(const Expression& at, std::string text);
+  void count_bytes(std::size_t line, std::size_t bytes);
+  void count_bytes(const Expression& at, std::size_t bytes) { count_bytes(at.line, bytes); }
+  Value made(const Expression& at, std::string text) { return made(at.line, std::move(text)); }
   const std::string& text_of(const Value& value, const Expression& at);
   std::int64_t integer_of(const Value& value, const Expression& at) const;
   Value list(const Expression& expression);

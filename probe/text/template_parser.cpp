@@ -65,17 +65,28 @@ class Parser : TemplateExpressionParser {
     } else if (accept_name("for")) {
       parse_for(node);
     } else if (accept_name("set")) {
-      node.kind = TemplateNode::Kind::kSet;
-      node.text = expect_name();
-      if (accept_operator(".")) node.attribute = expect_name();
-      expect_operator("=");
-      node.expression = parse_expression();
-      expect(TemplateTokenKind::kEndBlock);
+      parse_set(node);
     } else if (accept_name("macro")) {
       parse_macro(node);
     } else {
       refuse(fmt::format("the statement \"{}\"", current().text));
     }
+  }
+
+  void parse_set(TemplateNode& node) {
+    node.kind = TemplateNode::Kind::kSet;
+    node.text = expect_name();
+    if (accept_operator(".")) node.attribute = expect_name();
+    if (current().kind == TemplateTokenKind::kEndBlock) {
+      advance();
+      node.bodies.push_back(parse_body({"endset"}));
+      advance();
+      expect_name();
+    } else {
+      expect_operator("=");
+      node.expression = parse_expression();
+    }
+    expect(TemplateTokenKind::kEndBlock);
   }
 
   void parse_if(TemplateNode& node) {

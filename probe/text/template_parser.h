@@ -45,7 +45,7 @@ struct TemplateNode {
     kOutput,  // expression
     kIf,      // conditions[i] → bodies[i]; one body more than conditions: else
     kFor,     // text in expression → bodies[0]; attribute: further names, "a, b"
-    kSet,     // text (or text.attribute) = expression
+    kSet,     // text (or text.attribute) = expression, or what bodies[0] renders
     kMacro,   // text(parameters) → bodies[0]; the last parameters have the defaults `conditions`
   };
   Kind kind = Kind::kText;

@@ -145,17 +145,27 @@ class Renderer : TemplateExpressionEvaluator {
     }
   }
 
+  /// The text between set and endset, whose own variables are gone afterwards.
+  Value captured(const TemplateNode& node) {
+    count_steps(node.line, kStepsPerRound + variables_.size());
+    const std::map<std::string, Value> outer = variables_;
+    std::string before = std::exchange(output_, {});
+    run_body(node.bodies[0]);
+    variables_ = outer;
+    return made(node.line, std::exchange(output_, std::move(before)));
+  }
+
   void run_set(const TemplateNode& node) {
-    Value value = evaluate(*node.expression);
+    Value value = node.bodies.empty() ? evaluate(*node.expression) : captured(node);
     if (node.attribute.empty()) {
       variables_[node.text] = std::move(value);
       return;
     }
     const auto found = variables_.find(node.text);
     if (found == variables_.end() || found->second.space() == nullptr) {
-      fail(*node.expression, fmt::format("\"{}\" is not a namespace", node.text));
+      fail(node.line, fmt::format("\"{}\" is not a namespace", node.text));
     }
-    refuse_namespace(value, *node.expression);
+    refuse_namespace(value, node.line);
     (*found->second.space())[node.attribute] = std::move(value);
   }
 
