@@ -86,6 +86,9 @@ void record_resolved(const ConfigFile& file, const std::string& rope_source,
     add("rope_low_freq_factor", rope.low_freq_factor, rope_source);
     add("rope_high_freq_factor", rope.high_freq_factor, rope_source);
   }
+  if (rope.query_scaling_beta != 0.0) {
+    add("query_scaling_beta", rope.query_scaling_beta, rope_source);
+  }
   add("tie_word_embeddings", config.tie_word_embeddings, from("tie_word_embeddings"));
   if (rope.rotary_dim > 0) add("rotary_dim", rope.rotary_dim, "partial_rotary_factor");
   add("qk_norm", config.qk_norm, kTableSource);

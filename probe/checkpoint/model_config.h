@@ -56,6 +56,9 @@ struct RopeConfig {
   bool truncate = true;                               // yarn: round the correction range
   double low_freq_factor = 1.0;                       // llama3
   double high_freq_factor = 4.0;                      // llama3
+  // Ministral: queries of position p are multiplied by 1 + this * ln(1 + floor(p / original
+  // length)).
+  double query_scaling_beta = 0.0;
 
   bool operator==(const RopeConfig&) const = default;
 };

@@ -27,12 +27,13 @@ FAMILIES = {
         "score_function": "sigmoid", "router_dtype": "fp32", "moe_router_enable_expert_bias": True,
         "partial_rotary_factor": 0.5, "rotary_dim": 8, "use_bias": False, "use_qkv_bias": False, "use_qk_norm": True,
         "attention_bias": None}),
+    "llama": ("LlamaForCausalLM", {"mask_token_id": None, "block_size": None, "mlp_bias": False, "pretraining_tp": 1}),
     "qwen2": ("Qwen2ForCausalLM", {"mask_token_id": None, "block_size": None, "attention_bias": None}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", QWEN_EXPERTS | {"mask_token_id": None, "block_size": None}),
     "sdar_moe": ("SDARMoeForCausalLM", QWEN_EXPERTS),
     "sdar": ("SDARForCausalLM", {}),
 }
-BIDIRECTIONAL, TOKEN_BY_TOKEN = ("llada", "Dream"), ("qwen2", "qwen3_moe")
+BIDIRECTIONAL, TOKEN_BY_TOKEN = ("llada", "Dream"), ("qwen2", "qwen3_moe", "llama")
 BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe", "Fast_dLLM_Qwen")
 _LLADA_KEYS = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "intermediate_size": "mlp_hidden_size",
                "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "tie_word_embeddings": "weight_tying",
@@ -89,7 +90,7 @@ def _renamed(shapes, names):
 def family_shapes(family):
     """Name -> shape of every tensor of the published layout."""
     shapes = tensor_shapes(CONFIG | {"head_dim": _head_dim(family)})
-    if family in ("llada", "Dream", "Fast_dLLM_Qwen", "qwen2"):
+    if family in ("llada", "Dream", "Fast_dLLM_Qwen", "qwen2", "llama"):
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
     if family in ("Dream", "Fast_dLLM_Qwen", "qwen2"):
         shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()

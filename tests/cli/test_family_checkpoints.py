@@ -17,6 +17,7 @@ TENSORS = {
     "Dream": ("model.layers.1.self_attn.k_proj.bias", "model.layers.0.self_attn.q_norm.weight"),
     "Fast_dLLM_Qwen": ("model.layers.0.self_attn.v_proj.bias", "model.layers.1.self_attn.o_proj.bias"),
     "llada2_moe": ("model.layers.1.mlp.gate.expert_bias", "model.layers.0.mlp.experts.0.up_proj.weight"),
+    "llama": ("model.layers.1.self_attn.o_proj.weight", "model.layers.0.self_attn.q_norm.weight"),
     "qwen2": ("model.layers.1.self_attn.q_proj.bias", "model.layers.0.self_attn.o_proj.bias"),
     "qwen3_moe": ("model.layers.1.mlp.experts.3.down_proj.weight", "model.layers.0.mlp.shared_expert.up_proj.weight"),
     "sdar_moe": ("model.layers.0.mlp.gate.weight", "model.layers.0.mlp.experts.4.up_proj.weight"),
@@ -46,6 +47,9 @@ KEYS = {
         ("expert_capacity", 48, "", NO_KEY, "48"), ("capacity_factor", 1.25, "", NO_KEY, "1.25"),
         ("drop_tokens", True, "", "false or nothing", "true"), ("token_drop_policy", "probs", "", NO_KEY, '"probs"'),
         ("expert_choice", True, "", "false or nothing", "true")],
+    "llama": [
+        ("mlp_bias", True, "", "false", "true"), ("pretraining_tp", 2, "", "1 or nothing", "2"),
+        ("attention_multiplier", 0.5, "", NO_KEY, "0.5"), ("rope_scaling", LONGROPE, *OTHER_ROPE)],
     "qwen2": [
         ("rms_norm_eps", "1e-6", "", "a number", '"1e-6"'),
         ("layer_types", ["full_attention", "sliding_attention"], "", '"full_attention" for every layer',
