@@ -25,8 +25,8 @@ namespace {
 // bfloat16 in the file is 2^-9 of the value, and bfloat16 arithmetic adds up to a few hundredths.
 // docs/command_line.md has the measurements.
 constexpr double kFloat32 = 1e-3;
-constexpr double kStoredInBf16 = 1e-2;
-constexpr double kComputedInHalf = 5e-2;
+constexpr double kStoredInBf16 = 2e-2;
+constexpr double kComputedInHalf = 0.15;
 
 std::string compute_type(const TraceMeta& meta) {
   const nlohmann::json model = parse_strict_json(meta.model_json);
