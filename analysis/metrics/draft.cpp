@@ -180,7 +180,7 @@ void DraftMetric::add_round(std::int64_t sequence, const StepRef& step) {
     add_rank(round.drafted_rank_under_target[at], false, by_drafted_rank_under_target_);
     add_rank(round.target_rank_under_draft[at], captured_, by_target_rank_under_draft_);
   }
-  symptoms_.add(first_sequence_ + sequence, step.block_start, round);
+  symptoms_.add(*trace_, step, round);
   const auto tokens = static_cast<double>(length);
   const std::ptrdiff_t depth = by_depth_.edges().bin(step.context_length);
   length_by_depth_[static_cast<std::size_t>(depth)].add(tokens);

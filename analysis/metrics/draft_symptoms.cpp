@@ -114,26 +114,32 @@ std::vector<SymptomVerdict> symptom_verdicts(const MetricResult& result) {
   return verdicts;
 }
 
-std::int32_t DraftSymptoms::Sequence::at(std::int64_t position) const {
-  const std::int64_t i = position - first;
+std::int32_t DraftSymptoms::Answer::at(std::int64_t position) const {
+  const std::int64_t i = position - start;
   return i >= 0 && i < std::ssize(tokens) ? tokens[static_cast<std::size_t>(i)] : -1;
 }
 
-void DraftSymptoms::Sequence::put(std::int64_t position, std::int32_t token) {
-  const std::int64_t i = position - first;
-  if (i < 0 || token < 0) return;
-  if (i >= std::ssize(tokens)) tokens.resize(static_cast<std::size_t>(i) + 1, -1);
-  tokens[static_cast<std::size_t>(i)] = token;
+DraftSymptoms::Answer DraftSymptoms::read_answer(const TraceReader& trace, std::int64_t sequence) {
+  const DecodeRecord record = trace.decode_record(sequence);
+  auto at = record.begin();
+  while (at.index() < record.num_deltas()) ++at;
+  const Frame& frame = *at;
+  Answer answer;
+  answer.start = std::ssize(trace.sequence(sequence).prompt);
+  for (const std::int64_t token : frame.generated_tokens) {
+    answer.tokens.push_back(token == frame.mask_token_id ? -1 : static_cast<std::int32_t>(token));
+  }
+  return answer;
 }
 
 /// Counts tokens whose neighbours in the answer are other tokens.
-void DraftSymptoms::compare(const Sequence& sequence, const Drafted& drafted) {
-  for (std::size_t p = 1; p < drafted.tokens.size(); ++p) {
-    const std::int64_t position = drafted.start + static_cast<std::int64_t>(p);
-    const std::int32_t token = drafted.tokens[p];
-    const std::int32_t own = sequence.at(position);
-    const std::int32_t before = sequence.at(position - 1);
-    const std::int32_t after = sequence.at(position + 1);
+void DraftSymptoms::compare(const Answer& answer, std::int64_t block_start,
+                            const DraftRound& round) {
+  for (std::int64_t p = 1; p <= round.inside; ++p) {
+    const std::int32_t token = round.token[static_cast<std::size_t>(p)];
+    const std::int32_t own = answer.at(block_start + p);
+    const std::int32_t before = answer.at(block_start + p - 1);
+    const std::int32_t after = answer.at(block_start + p + 1);
     if (token < 0 || own < 0 || before < 0 || after < 0) continue;
     if (own == before || own == after) continue;
     ++compared_;
@@ -143,15 +149,15 @@ void DraftSymptoms::compare(const Sequence& sequence, const Drafted& drafted) {
   }
 }
 
-void DraftSymptoms::add(std::int64_t sequence, std::int64_t block_start, const DraftRound& round) {
-  const auto [found, is_new] = sequences_.try_emplace(sequence);
-  Sequence& known = found->second;
-  if (is_new) known.first = block_start;
+void DraftSymptoms::add(const TraceReader& trace, const StepRef& step, const DraftRound& round) {
+  const auto [found, is_first] = answers_.try_emplace(step.sequence);
+  if (is_first) found->second = read_answer(trace, step.sequence);
+  compare(found->second, step.block_start, round);
   for (std::int64_t p = 1; p <= round.reached(); ++p) {
     const auto at = static_cast<std::size_t>(p);
     const bool accepted = p <= round.accepted;
     const float confidence = round.confidence[at];
-    if (p == 1 && is_new) first_rounds_.add(accepted);
+    if (p == 1 && is_first) first_rounds_.add(accepted);
     if (!std::isnan(confidence)) {
       const bool sure = confidence >= static_cast<float>(kSure);
       if (p == 1) first_sure_.add(sure && !accepted);
@@ -161,28 +167,6 @@ void DraftSymptoms::add(std::int64_t sequence, std::int64_t block_start, const D
       unsure_target_.add(round.target_entropy[at] >= static_cast<float>(kUnsureTarget));
     }
   }
-  // Tokens of the answer: the accepted ones, and the target's own after them.
-  for (std::int64_t p = 1; p <= round.accepted; ++p) {
-    known.put(block_start + p, round.token[static_cast<std::size_t>(p)]);
-  }
-  const auto next = static_cast<std::size_t>(round.accepted) + 1;
-  if (next < round.target_token.size()) {
-    known.put(block_start + round.accepted + 1, round.target_token[next]);
-  }
-  const auto drafted = round.token.subspan(0, static_cast<std::size_t>(round.inside) + 1);
-  known.waiting.push_back({block_start, {drafted.begin(), drafted.end()}});
-  const std::int64_t end = known.first + std::ssize(known.tokens);
-  const auto complete = std::ranges::find_if(
-      known.waiting, [&](const Drafted& one) { return one.start + std::ssize(one.tokens) >= end; });
-  for (auto one = known.waiting.begin(); one != complete; ++one) compare(known, *one);
-  known.waiting.erase(known.waiting.begin(), complete);
-}
-
-void DraftSymptoms::finish_trace() {
-  for (const auto& [number, sequence] : sequences_) {
-    for (const Drafted& drafted : sequence.waiting) compare(sequence, drafted);
-  }
-  sequences_.clear();
 }
 
 std::vector<ResultArray> DraftSymptoms::arrays(const BinnedShares& by_depth) const {

@@ -55,34 +55,28 @@ std::vector<SymptomVerdict> symptom_verdicts(const MetricResult& result);
 
 class DraftSymptoms {
  public:
-  /// Rounds of a sequence come in their order. `sequence`: distinct over all traces.
-  void add(std::int64_t sequence, std::int64_t block_start, const DraftRound& round);
-  /// No more rounds of the sequences so far.
-  void finish_trace();
+  /// Rounds of a sequence come in their order.
+  void add(const TraceReader& trace, const StepRef& step, const DraftRound& round);
+  /// The next rounds are those of another trace.
+  void finish_trace() { answers_.clear(); }
   /// symptoms and symptom_seen [symptom]. `by_depth`: accepted and reached positions by
   /// depth_bins().
   std::vector<ResultArray> arrays(const BinnedShares& by_depth) const;
 
  private:
-  /// Drafted tokens that wait for the answer's tokens after them.
-  struct Drafted {
-    std::int64_t start = 0;
-    std::vector<std::int32_t> tokens;  // [B], the first one not a draft
-  };
-  struct Sequence {
-    std::int64_t first = 0;            // position of tokens[0]
-    std::vector<std::int32_t> tokens;  // of the answer; -1: unknown
-    std::vector<Drafted> waiting;
+  struct Answer {
+    std::int64_t start = 0;            // position of tokens[0]
+    std::vector<std::int32_t> tokens;  // -1: a mask
     std::int32_t at(std::int64_t position) const;
-    void put(std::int64_t position, std::int32_t token);
   };
-  void compare(const Sequence& sequence, const Drafted& drafted);
+  static Answer read_answer(const TraceReader& trace, std::int64_t sequence);
+  void compare(const Answer& answer, std::int64_t block_start, const DraftRound& round);
 
-  std::unordered_map<std::int64_t, Sequence> sequences_;  // of the current trace
-  AcceptedShare first_rounds_;                            // position 1 in a sequence's first round
-  AcceptedShare first_sure_;                              // accepted: refused although sure
-  AcceptedShare sure_refused_;                            // of sure positions
-  AcceptedShare unsure_target_;                           // of refused positions
+  std::unordered_map<std::int64_t, Answer> answers_;  // of the current trace, by sequence
+  AcceptedShare first_rounds_;                        // position 1 in a sequence's first round
+  AcceptedShare first_sure_;                          // accepted: refused although sure
+  AcceptedShare sure_refused_;                        // of sure positions
+  AcceptedShare unsure_target_;                       // of refused positions
   std::int64_t compared_ = 0, own_ = 0, before_ = 0, after_ = 0;  // tokens equal to the answer's
 };
 

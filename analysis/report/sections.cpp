@@ -235,12 +235,13 @@ namespace {
 std::optional<ReportTable> draft_symptom_table(const MetricResult& result) {
   ReportTable part;
   part.name = "draft_symptoms";
-  part.title = "Why is acceptance low?";
+  part.title = "Causes of low acceptance";
   part.caption =
       "Each row is a known cause of low acceptance, and a number of this trace that shows it. A "
       "symptom that was seen suggests its cause and doesn\u2019t prove it: the last columns say "
       "what "
       "looks the same, and where to look. n counts the evidence.";
+  part.prose = true;
   part.table.header = {"cause", "verdict",  "number",         "seen if",
                        "n",     "measured", "looks the same", "look at"};
   for (const SymptomVerdict& verdict : symptom_verdicts(result)) {
