@@ -1,81 +1,23 @@
 #include "analysis/metrics/teacher_comparison.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "analysis/metrics/teacher_rows.h"
+#include "analysis/metrics/teacher_setup.h"
 #include "analysis/metrics/teacher_values.h"
 #include "analysis/pass/damage.h"
 #include "decode_record/base/error.h"
 #include "decode_record/interchange/imported_trajectory.h"
-#include "decode_record/json/strict_json.h"
 
 namespace blockscope {
 namespace {
-
-// Shares of a value's range. Rounding in float32 stays below 1e-4 after tens of layers, that of a
-// bfloat16 in the file is 2^-9 of the value, and bfloat16 arithmetic adds up to a few hundredths.
-// docs/command_line.md has the measurements.
-constexpr double kFloat32 = 1e-3;
-constexpr double kStoredInBf16 = 2e-2;
-constexpr double kComputedInHalf = 0.15;
-
-std::string compute_type(const TraceMeta& meta) {
-  const nlohmann::json model = parse_strict_json(meta.model_json);
-  return model.value("compute_dtype", std::string("float32"));
-}
-
-void choose_tolerance(const TraceMeta& a, const TraceMeta& b, const TeacherOptions& options,
-                      TeacherComparison& found) {
-  found.tolerance_reason = "given";
-  if (options.tolerance) {
-    found.tolerance = *options.tolerance;
-    return;
-  }
-  const std::string type_a = compute_type(a);
-  const std::string type_b = compute_type(b);
-  if (type_a != "float32" || type_b != "float32") {
-    found.tolerance = kComputedInHalf;
-    found.tolerance_reason = fmt::format("A computed in {}, B in {}", type_a, type_b);
-  } else if (a.array_type == ArrayType::bf16 || b.array_type == ArrayType::bf16) {
-    found.tolerance = kStoredInBf16;
-    found.tolerance_reason = "both computed in float32, and at least one stored bfloat16";
-  } else {
-    found.tolerance = kFloat32;
-    found.tolerance_reason = "both computed and stored float32";
-  }
-}
-
-/// Numbers that two implementations of one model share.
-void require_one_model(const TraceReader& a, const TraceReader& b) {
-  const TraceMeta& here = a.info().meta;
-  const TraceMeta& there = b.info().meta;
-  const auto same = [&](const char* name, std::int64_t mine, std::int64_t theirs) {
-    if (mine == theirs) return;
-    throw UsageError(fmt::format(
-        "{}: expected a trace of the same model as {}: {} {} there, {} here. HINT: --teacher "
-        "compares two implementations of one model; compare other models with `analyze`",
-        b.info().path, a.info().path, name, mine, theirs));
-  };
-  same("block_length", here.block_length, there.block_length);
-  same("vocab_size", here.vocab_size, there.vocab_size);
-  same("block_tokens", here.block_tokens, there.block_tokens);
-  if (here.block_rows != there.block_rows) same("rows of a block", 0, 1);
-  if (!knows_model_shape(here) || !knows_model_shape(there)) return;
-  same("num_layers", here.num_layers, there.num_layers);
-  same("num_heads", here.num_heads, there.num_heads);
-  same("num_kv_heads", here.num_kv_heads, there.num_kv_heads);
-  same("head_dim", here.head_dim, there.head_dim);
-  same("hidden_size", here.hidden_size, there.hidden_size);
-}
 
 /// Values with a slot in both traces.
 std::vector<SharedHead> shared(const std::vector<std::int64_t>& a,
@@ -384,7 +326,9 @@ TeacherComparison compare_teacher(const std::string& a, const std::string& b,
   TeacherComparison found;
   found.path_a = first.info().path;
   found.path_b = second.info().path;
-  choose_tolerance(first.info().meta, second.info().meta, options, found);
+  const Tolerance tolerance = tolerance_of(first.info().meta, second.info().meta, options);
+  found.tolerance = tolerance.value;
+  found.tolerance_reason = tolerance.reason;
   return naming_damage(found.path_b, [&] {
     Comparing comparing(first, second, found);
     if (!comparing.anything()) {

@@ -141,13 +141,13 @@ std::string TeacherRows::tokens_differ(const TeacherPair& pair) const {
   const Frame there = b_.frame_before(pair.b.row);
   const TraceMeta& meta = a_.info().meta;
   const std::int64_t prompt = prompt_lengths_[static_cast<std::size_t>(pair.a.sequence)];
-  const auto lengths = std::minmax(here.generated_tokens.size(), there.generated_tokens.size());
-  auto end = static_cast<std::int64_t>(lengths.first);
+  const std::int64_t length_a = std::ssize(here.generated_tokens);
+  const std::int64_t length_b = std::ssize(there.generated_tokens);
+  std::int64_t end = std::min(length_a, length_b);
   if (!meta.bidirectional) {
     end = std::clamp<std::int64_t>(pair.a.block_start + meta.block_length - prompt, 0, end);
-  } else if (lengths.first != lengths.second) {
-    return fmt::format("length of the canvas: {} positions in A, {} in B",
-                       here.generated_tokens.size(), there.generated_tokens.size());
+  } else if (length_a != length_b) {
+    return fmt::format("length of the canvas: {} positions in A, {} in B", length_a, length_b);
   }
   for (std::int64_t i = 0; i < end; ++i) {
     const auto at = static_cast<std::size_t>(i);
