@@ -12,6 +12,7 @@
 #include "analysis/metrics/draft_counts.h"
 #include "analysis/metrics/draft_rounds.h"
 #include "analysis/metrics/draft_speedup.h"
+#include "analysis/metrics/draft_symptoms.h"
 #include "analysis/metrics/external_mass_metric.h"
 #include "analysis/metrics/layer_counts.h"
 #include "analysis/pass/exact_values.h"
@@ -141,6 +142,7 @@ class DraftMetric final : public StepMetric {
   std::map<std::string, RunningMean> tasks_;
   std::int64_t first_sequence_ = 0, sequences_of_last_ = 0;
   DraftSpeedup speedup_;
+  DraftSymptoms symptoms_;
   bool captured_ = true;  // the current trace, by us: a rank of -1 is that of a token without one
   bool has_mass_ = true;  // true if all traces have it
   std::unordered_map<std::int64_t, Reached> reached_;  // by row of the current trace
@@ -178,6 +180,7 @@ void DraftMetric::add_round(std::int64_t sequence, const StepRef& step) {
     add_rank(round.drafted_rank_under_target[at], false, by_drafted_rank_under_target_);
     add_rank(round.target_rank_under_draft[at], captured_, by_target_rank_under_draft_);
   }
+  symptoms_.add(*trace_, step, round);
   const auto tokens = static_cast<double>(length);
   const std::ptrdiff_t depth = by_depth_.edges().bin(step.context_length);
   length_by_depth_[static_cast<std::size_t>(depth)].add(tokens);
@@ -199,6 +202,7 @@ void DraftMetric::finish_trace() {
   }
   for (std::size_t i = 0; i < lengths_of_trace_.size(); ++i) lengths_[i] += lengths_of_trace_[i];
   lengths_of_trace_.clear();
+  symptoms_.finish_trace();
   reached_.clear();
   trace_ = nullptr;
 }
@@ -361,6 +365,7 @@ MetricResult DraftMetric::finish() {
        within_best()});
   add(by_depth());
   add(by_text());
+  add(symptoms_.arrays(by_depth_));
   if (has_mass_) {
     result.computed_from += ", /attention/lse_external, /attention/lse_internal";
     add(by_mass());

@@ -29,6 +29,9 @@ void DraftRounds::load(std::int64_t row) {
   target_rank_under_draft_ = trace_.read_ints(Field::target_rank_under_draft, first_, count_);
   draft_entropy_ = trace_.read_floats(Field::draft_entropy, first_, count_);
   target_entropy_ = trace_.read_floats(Field::draft_target_entropy, first_, count_);
+  token_ = trace_.read_ints(Field::draft_token, first_, count_);
+  target_token_ = trace_.read_ints(Field::draft_target_token, first_, count_);
+  confidence_ = trace_.read_floats(Field::draft_confidence, first_, count_);
 }
 
 std::int64_t DraftRounds::end_of(std::int64_t sequence) {
@@ -63,6 +66,9 @@ DraftRound DraftRounds::at(const StepRef& step) {
   round.target_rank_under_draft = std::span(target_rank_under_draft_).subspan(from, block_length_);
   round.draft_entropy = std::span(draft_entropy_).subspan(from, block_length_);
   round.target_entropy = std::span(target_entropy_).subspan(from, block_length_);
+  round.token = std::span(token_).subspan(from, block_length_);
+  round.target_token = std::span(target_token_).subspan(from, block_length_);
+  round.confidence = std::span(confidence_).subspan(from, block_length_);
   return round;
 }
 

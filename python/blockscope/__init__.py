@@ -54,6 +54,7 @@ from .own_metrics import metric
 from .recording import record, record_engine
 from .reporting import Report, report
 from .sequences import Delta, Frame, Sequence, Sequences
+from .teacher_comparison import TeacherComparison
 from .trace import Trace, open
 
 if typing.TYPE_CHECKING:  # pragma: no cover
@@ -69,8 +70,8 @@ __all__ = [
     "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
     "Delta", "Error", "Figure", "Frame", "FrameError", "LoopComparison", "Model", "NotATrace",
     "OperatorsUnavailable", "Picture", "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence",
-    "Sequences", "Step", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError",
-    "View", "analyze", "apply", "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric",
+    "Sequences", "Step", "TeacherComparison", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion",
+    "UsageError", "View", "analyze", "apply", "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric",
     "metrics", "open", "policy", "record", "record_engine", "report", "similarity_matrix", "strategy",
 ]
 

@@ -24,6 +24,7 @@ from .open_trace import OpenTrace, add_note
 from .order import BatchOrder
 from .passes import NO_GRADIENTS, RunningPass
 from .ranks import Ranks
+from .routers import watch_routers
 from .rows import RowWriter
 from .settings import Settings, config_value
 from .shapes import LayerShape, assumed_shape, configured_shape, with_sizes
@@ -86,6 +87,14 @@ class Recorder(Observer, OpenTrace):
         self._interventions.open(config_value(uncompiled(self._model), *HIDDEN_SIZE))
         self._open_hooks()
         self._hooks += self._acceptance.open()
+        if self._settings.router:
+            self._hooks += watch_routers([(index, self._layers[index][1]) for index in self._recorded],
+                                         self._take_routed)
+
+    def _take_routed(self, layer: int, expert: torch.Tensor, weight: torch.Tensor) -> None:
+        if self._running is not None and not self._idle():
+            with torch.no_grad():
+                self._running.take_routed(layer, expert, weight)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._close_hooks()
