@@ -181,7 +181,7 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
     block[revoked.position] = options.mask_token_id;
   }
   if (options.canvas) {
-    state.noise.assign(state.noise.size(), false);
+    for (const int64_t p : decision.transferred) state.noise[static_cast<size_t>(p)] = false;
     for (const Noise& drawn : decision.noise) put_noise(state, drawn, pass.block_start);
     state.settled = decision.noise.empty();
   }

@@ -225,15 +225,24 @@ std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs
   return predicted;
 }
 
+/// How many of the positions that a step of a canvas changes were accepted before.
+int64_t decided_among(const StepDecision& decision, const SequencePass& pass) {
+  const auto decided = [&](int64_t p) { return !pass.masked[static_cast<size_t>(p)]; };
+  return std::ranges::count_if(decision.transferred, decided) +
+         std::ranges::count_if(decision.noise, [&](const Noise& one) {
+           return decided(one.position - pass.block_start);
+         });
+}
+
 /// What a step of a canvas does after its choice: new random tokens for the positions that it did
 /// not accept, or the end of the canvas with the most probable tokens.
 void finish_canvas_step(const DecodeOptions& options, const StepInput& input, int64_t vocab_size,
                         StepDecision& decision) {
   const SequencePass& pass = input.pass;
   const auto length = static_cast<int64_t>(pass.masked.size());
-  decision.decided_before = length - pass.masks_left;
   if (input.replay != nullptr) {
     decision.noise = noise_of(*input.replay);
+    decision.decided_before = decided_among(decision, pass);
     return;
   }
   BlockPrediction& prediction = decision.prediction;
@@ -244,6 +253,7 @@ void finish_canvas_step(const DecodeOptions& options, const StepInput& input, in
     decision.selected.resize(static_cast<size_t>(length));
     std::iota(decision.selected.begin(), decision.selected.end(), 0);
     decision.transferred = decision.selected;
+    decision.decided_before = decided_among(decision, pass);
     return;
   }
   const StreamId stream{pass.prompt_hash, pass.block, pass.step};
@@ -251,6 +261,7 @@ void finish_canvas_step(const DecodeOptions& options, const StepInput& input, in
     if (std::ranges::binary_search(decision.transferred, p)) continue;
     decision.noise.push_back({pass.block_start + p, random_token(options, stream, p, vocab_size)});
   }
+  decision.decided_before = decided_among(decision, pass);
 }
 
 }  // namespace

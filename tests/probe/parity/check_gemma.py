@@ -43,8 +43,9 @@ class Canvas:
             self.tokens[p], self.noise[p] = t, c == NOISE
         return position, token, confidence
 
-    def block(self, index):
-        return [self.tokens[p] for p in range(index * self.length, (index + 1) * self.length)]
+    def block(self, index, of=None):
+        of = self.tokens if of is None else of
+        return [of[p] for p in range(index * self.length, (index + 1) * self.length)]
 
 
 def own(array, heads, dim):
@@ -120,7 +121,7 @@ def compare_sequence(trace, index, spec, model, worst):
             continue
         harness.require(n == length, f"{where}: N is {n}, expected {length}")
         tokens = canvas.block(block)
-        noise = [canvas.noise[block * size + i] for i in range(size)]
+        noise = canvas.block(block, canvas.noise)
         changed = 0 if last_input is None else sum(a != b for a, b in zip(tokens, last_input))
         harness.require(int(trace.rows("/steps/changed")[row]) == changed, f"{where}: M")
         harness.require(int(trace.rows("/steps/masks_left")[row]) == sum(noise), f"{where}: masks left")
@@ -140,16 +141,17 @@ def compare_sequence(trace, index, spec, model, worst):
         harness.require(np.abs(smaller - 0.1).min() > FAR and np.diff(entropy).min() > 1e-6, f"{where}: a near-tie")
         ended = bool(stop(torch.tensor(top)[None], before)[0]) or step == STEPS
         position, token, confidence = canvas.take(row)
-        harness.require(position == list(range(block * size, (block + 1) * size)), f"{where}: positions {position}")
-        taken = np.array(confidence) != NOISE
+        after, taken = canvas.block(block), ~np.array(canvas.block(block, canvas.noise))
+        harness.require(position == sorted(position), f"{where}: positions {position}")
+        draws[-1]["drawn"].append(after)
         if ended:
-            harness.require(taken.all() and token == top.tolist(), f"{where}: the canvas does not end")
-            draws[-1]["drawn"].append(token)
+            harness.require(taken.all() and after == top.tolist(), f"{where}: the canvas does not end")
             continue
         harness.require((taken == accepted).all(), f"{where}: accepted {taken}, official {accepted}")
-        worst.see("confidence", np.array(confidence)[taken], probability[np.arange(size), token][taken], 1.0)
-        draws[-1]["drawn"].append(token)
-        draws[-1]["noise"].append(token)
+        told = [(p - block * size, t, c) for p, t, c in zip(position, token, confidence) if c != NOISE]
+        if told:
+            worst.see("confidence", [c for _, _, c in told], np.array([probability[p, t] for p, t, _ in told]), 1.0)
+        draws[-1]["noise"].append(after)
     return draws
 
 
