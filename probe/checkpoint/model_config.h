@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "decode_record/schema/layer_sizes.h"
 #include "probe/checkpoint/draft_config.h"
 #include "probe/checkpoint/gemma_config.h"
 #include "probe/checkpoint/moe_config.h"
@@ -143,6 +144,9 @@ struct ConfigTexts {
 ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& overrides = {});
 ModelConfig load_model_config(const std::filesystem::path& folder,
                               const ModelOverrides& overrides = {});
+
+/// Heads, sizes and windows of the layers, without what a trace records of them.
+LayerSizes layer_sizes(const ModelConfig& config);
 
 /// Return the resolved mask id or block length, or throw a CheckpointError that names the file and
 /// the flag to pass.

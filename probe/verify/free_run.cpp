@@ -4,7 +4,7 @@
 
 namespace blockscope {
 
-FreeRunObserver::FreeRunObserver(const DecodeOptions& options, const ReadShape& shape)
+FreeRunObserver::FreeRunObserver(const DecodeOptions& options, const LayerSizes& shape)
     : reads(shape), block_length_(options.block_length()), mask_token_id_(options.mask_token_id) {}
 
 namespace {
