@@ -148,7 +148,7 @@ struct EstimatorMeter::Exact {
 
 EstimatorMeter::EstimatorMeter(const EstimatorOptions& options, const LoadedModel& model,
                                int64_t block_steps)
-    : options_(options), shape_layer_sizes(model.config) {
+    : options_(options), shape_(layer_sizes(model.config)) {
   const auto policy = [](std::string name) {
     PolicyOptions flags;
     flags.policy = std::move(name);
