@@ -18,6 +18,7 @@ from .comparison import Comparison, compare
 from .errors import TraceError
 from .reporting import Report, report
 from .sequences import Delta, Frame, Sequences, floats, ints
+from .teacher_comparison import TeacherComparison
 
 if TYPE_CHECKING:
     import numpy as np
@@ -325,8 +326,8 @@ class Trace:
         self.refresh()
         return calibrate(self, **choices)
 
-    def compare(self, other: PathLike | Trace, **choices: Any) -> Comparison:
-        """`blockscope.compare` of this trace and another."""
+    def compare(self, other: PathLike | Trace, **choices: Any) -> Comparison | TeacherComparison:
+        """`blockscope.compare` of this trace and another. With ``teacher=True``: where they first differ."""
         self.refresh()
         return compare(self, other, **choices)
 
