@@ -115,7 +115,9 @@ class FamilyOptions(FamilyCase):
         cases += [(["--block-length: expected 1 to 512, got 513", "HINT"], family, ("--block-length", 513))
                   for family in ("Dream", "llada2_moe")]
         cases += [(["both --mask-token-id and --block-length are needed, got only one"], family, ("--block-length", 8))
-                  for family in TOKEN_BY_TOKEN]
+                  for family in TOKEN_BY_TOKEN if family != "nemotron_labs_diffusion"]
+        cases += [(["runs token by token only", "HINT: leave both out"], "nemotron_labs_diffusion", flags)
+                  for flags in (("--block-length", 8), ("--mask-token-id", MASK, "--block-length", 8))]
         self.usage(*cases)
 
 
