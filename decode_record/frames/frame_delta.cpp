@@ -281,15 +281,6 @@ FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::i
   return delta;
 }
 
-std::int64_t net_transfers(const FrameDelta& delta) {
-  std::int64_t tokens = 0;
-  for (const SequenceDelta& row : delta.rows) {
-    tokens +=
-        std::ssize(row.transfer_index) - 2 * std::ranges::count(row.transfer_step, kUndecodedStep);
-  }
-  return tokens;
-}
-
 void apply_delta(Frame& frame, const FrameDelta& delta) {
   frame.check();
   delta.check(frame);

@@ -1,6 +1,7 @@
-// What one denoising step changes in a Frame: transfers (masks that became tokens), insertions and
-// deletions. A delta of a batch has rows only for sequences that are still active. Field names
-// follow d2Cache's `FrameDelta` (src/frame.py).
+// What one denoising step changes in a Frame: transfers (masks that became tokens, tokens that
+// another one replaced, tokens that became masks again), insertions and deletions. A delta of a
+// batch has rows only for sequences that are still active. Field names follow d2Cache's
+// `FrameDelta` (src/frame.py).
 //
 // Order and index rules, the same for one sequence and for each row of a batch:
 //   1. transfers: position `transfer_index[i]` of the frame before the delta takes the token
@@ -54,10 +55,6 @@ struct FrameDelta {
 /// The usual delta of one sequence: `tokens[i]` with `confidence[i]` goes to `positions[i]`.
 FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::int64_t> tokens,
                          std::vector<float> confidence);
-
-/// Tokens that the transfers of a resolved delta add: 1 for each transferred token, -1 for each
-/// token taken back (a transfer of the mask, with step kUndecodedStep).
-std::int64_t net_transfers(const FrameDelta& delta);
 
 /// Changes `frame` in place. For a delta that doesn't fit, throws and changes nothing.
 void apply_delta(Frame& frame, const FrameDelta& delta);

@@ -31,6 +31,9 @@ struct SwiGlu {
 ///   sum of their two best values of score + bias. Experts are chosen by score + bias from the best
 ///   groups. Their weights are the scores without bias, scaled to sum to 1 (+ 1e-20), times
 ///   `scaling`. The shared expert's output is added unscaled.
+///   LLaDA2.2 (`LLaDA2MoeGate.block_routing`): no groups. A block of `routing_block` rows keeps the
+///   `expert_capacity` experts with the largest maximum of score + bias over its rows. Its rows
+///   choose among these.
 /// Only chosen experts are computed, each once for all rows that chose it. Outputs are summed by
 /// weight in x's dtype (LLaDA2: float32). Among equal scores the lower index wins.
 struct ExpertMixture {

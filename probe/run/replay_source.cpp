@@ -12,6 +12,29 @@
 namespace blockscope {
 namespace {
 
+/// The reader lists the tokens of the transfers first, then those of the insertions.
+void take_delta(const TraceReader& reader, int64_t row, const SequenceDelta& changes,
+                int64_t prompt_length, ReplayStep& step) {
+  const auto absolute = [&](const std::vector<int64_t>& positions, std::vector<int64_t>& into) {
+    for (const int64_t position : positions) into.push_back(prompt_length + position);
+  };
+  absolute(changes.transfer_index, step.positions);
+  absolute(changes.insert_index, step.inserted);
+  absolute(changes.delete_index, step.deleted);
+  const auto transfers = std::ssize(changes.transfer_index);
+  const auto inserted = changes.decoded_tokens.begin() + transfers;
+  for (auto token = inserted; token != changes.decoded_tokens.end(); ++token) {
+    if (*token == reader.info().meta.mask_token_id) continue;
+    throw PromptError(
+        fmt::format("{}: row {}: inserts the token {}, but a run inserts masks only. HINT: a trace "
+                    "of `blockscope import` may hold steps that no strategy here takes",
+                    reader.info().path, row, *token));
+  }
+  step.tokens.assign(changes.decoded_tokens.begin(), inserted);
+  step.confidence = changes.confidence;
+  step.confidence.resize(step.tokens.size(), 0.0F);
+}
+
 /// The denoising steps. Step 0 of a block is its first token, if a prefill or commit decided it.
 std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
                                    int64_t prompt_length) {
@@ -26,16 +49,8 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
     step.block = columns.block[0];
     step.step = columns.step[0];
     const FrameDelta delta = reader.delta(row);
-    for (const SequenceDelta& changes : delta.rows) {
-      for (const int64_t position : changes.transfer_index) {
-        step.positions.push_back(prompt_length + position);
-      }
-      step.tokens.insert(step.tokens.end(), changes.decoded_tokens.begin(),
-                         changes.decoded_tokens.end());
-      step.confidence.insert(step.confidence.end(), changes.confidence.begin(),
-                             changes.confidence.end());
-    }
-    step.confidence.resize(step.tokens.size(), 0.0F);
+    for (const SequenceDelta& changes : delta.rows)
+      take_delta(reader, row, changes, prompt_length, step);
     if (!columns.rows_read.empty()) {
       if (columns.step[0] > 1 && !steps.empty()) {
         steps.back().kept_masks =

@@ -28,6 +28,7 @@ std::string digest_of(const std::vector<RunPrompt>& prompts) {
     nlohmann::json replay = nlohmann::json::array();
     for (const ReplayStep& step : prompt.request.replay) {
       replay.push_back({step.block, step.positions, step.tokens});
+      if (!step.deleted.empty()) replay.push_back({step.inserted, step.deleted});
     }
     nlohmann::json one = {prompt.name,
                           prompt.request.prompt,

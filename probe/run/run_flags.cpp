@@ -319,6 +319,8 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   unmasking.denoising_steps =
       flags.denoising_steps == 0 ? unmasking.block_length : flags.denoising_steps;
   if (blocks) load_frequencies(unmasking, model);
+  options.delete_token_id = config.delete_token_id;
+  options.split_token_id = config.split_token_id;
   options.bidirectional = config.attention_bidirectional;
   if (const int64_t usual = family_of(config).sub_block_length; blocks && usual > 0) {
     options.sub_block_length = flags.sub_block_length > 0 ? flags.sub_block_length

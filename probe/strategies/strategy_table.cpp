@@ -20,6 +20,8 @@ StrategyEntry prefix_ordered_entry();
 StrategyEntry klass_entry();
 StrategyEntry pc_sampler_entry();
 StrategyEntry wino_entry();
+StrategyEntry joint_threshold_entry();
+StrategyEntry joint_threshold_indel_entry();
 
 namespace {
 
@@ -35,7 +37,9 @@ std::vector<StrategyEntry>& strategies() {
                                           prefix_ordered_entry(),
                                           klass_entry(),
                                           pc_sampler_entry(),
-                                          wino_entry()};
+                                          wino_entry(),
+                                          joint_threshold_entry(),
+                                          joint_threshold_indel_entry()};
   return table;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "probe/choices/choice.h"
+#include "probe/strategies/block_edit.h"
 #include "probe/strategies/unmasking.h"
 
 namespace blockscope {
@@ -35,6 +36,8 @@ struct StrategyStep {
   /// The `count` positions with the best scores.
   std::vector<int64_t> best(std::size_t count);
   std::vector<int64_t> first(std::size_t count);  ///< the first `count` of `order`
+  /// All positions with a score above the threshold, but at least the best `due` ones.
+  std::vector<int64_t> above_or_due();
 };
 
 /// The run that a strategy must fit.
@@ -42,6 +45,7 @@ struct StrategySite {
   bool bidirectional = false;
   bool logit_shift = false;   ///< the model has a token shift
   bool keeps_nothing = true;  ///< the cache keeps nothing of earlier passes
+  bool edit_tokens = false;   ///< the checkpoint names its tokens DELETE and SPLIT
   std::string cache;          ///< its name, for messages
 };
 
@@ -51,6 +55,8 @@ struct StrategyEntry : Choice<UnmaskingOptions> {
   bool remembers = false;      ///< remembers distributions from step to step (KlassMemory)
   bool plugin = false;         ///< added by add_strategy()
   bool second_look = false;    ///< takes tokens back after a second look (shadow_block.h)
+  bool moves_tokens = false;   ///< inserts and deletes positions (EditChoice); needs EditTokens
+  bool stops_within = false;   ///< a stop token ends a block at once, without the steps that remain
   /// Computes the strategy's own scores [B], in float32. `by_place`: weighted by the place in the
   /// block.
   std::function<std::vector<float>(const UnmaskingOptions&, const std::vector<int64_t>& token,
@@ -58,6 +64,9 @@ struct StrategyEntry : Choice<UnmaskingOptions> {
       answer_scores;
   /// Returns the positions to transfer, in any order.
   std::function<std::vector<int64_t>(StrategyStep&)> select;
+  /// For strategies that also edit tokens: the whole decision of a step, and when the block ends.
+  /// Empty: the strategy only fills masks, by `select`.
+  std::function<EditChoice(EditStep&)> edit;
   /// Throws UsageError for options that contradict each other.
   std::function<void(const UnmaskingOptions&)> check = [](const auto&) {};
   /// Why the strategy can't be used in this run, with a hint; empty: it can.
@@ -75,6 +84,8 @@ ChoiceOption<UnmaskingOptions> threshold_option(const char* meaning);
 ChoiceOption<UnmaskingOptions> rank_by_option();
 ChoiceOption<UnmaskingOptions> density_option();
 ChoiceOption<UnmaskingOptions> quota_option();
+/// Why a strategy that edits tokens can't be used in this run (StrategyEntry::refuses).
+std::string refuse_edits(const StrategySite& site);
 
 /// The built-in strategies, then those that plugins added.
 const std::vector<StrategyEntry>& strategy_table();

@@ -161,6 +161,7 @@ TEST(ConfigKeys, ThePublishedKeySetsAreTaken) {
   for (const auto& [name, config] : published_keys()) EXPECT_NO_THROW(parse_keys(config)) << name;
 }
 
+// LLaDA2 reads `expert_capacity`, together with a block_size that these files lack.
 TEST(ConfigKeys, AKeyThatNobodyReadsIsRefusedByNameInEveryFamily) {
   const std::vector<std::pair<std::string, json>> keys = {{"expert_capacity", 48},
                                                           {"capacity_factor", 1.25},
