@@ -111,6 +111,8 @@ struct ModelConfig {
   std::vector<std::int64_t> stop_token_ids;  // of generation_config.json, else of config.json
   std::optional<std::int64_t> bos_token_id;
   std::optional<std::int64_t> pad_token_id;
+  std::int64_t delete_token_id = -1;  // LLaDA2.2's edit tokens; -1: none
+  std::int64_t split_token_id = -1;
   std::optional<Resolved<std::int64_t>> mask_token_id;
   std::optional<Resolved<std::int64_t>> block_length;
 

@@ -162,7 +162,8 @@ bool takes_tokens_back(const std::vector<RunPrompt>& prompts, const DecodeOption
     return std::find(step.tokens.begin(), step.tokens.end(), decode.mask_token_id) !=
            step.tokens.end();
   };
-  return strategy_entry(decode.unmasking).second_look ||
+  const StrategyEntry& strategy = strategy_entry(decode.unmasking);
+  return strategy.second_look || (strategy.edit && !decode.autoregressive()) ||
          std::any_of(prompts.begin(), prompts.end(), [&](const RunPrompt& prompt) {
            const auto& replay = prompt.request.replay;
            return std::any_of(replay.begin(), replay.end(), revokes);

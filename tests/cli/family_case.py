@@ -111,7 +111,7 @@ def family_shapes(family):
                              "nemotron_labs_diffusion": _NEMOTRON_NAMES}.get(family, ()))
 
 
-def write_family(folder, family, seed=0):
+def write_family(folder, family, seed=0, **more):
     """Without a tokenizer, so that the text of a sequence is its token ids."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True)
@@ -120,7 +120,7 @@ def write_family(folder, family, seed=0):
     for name, shape in sorted(family_shapes(family).items()):
         noise = random.standard_normal(shape)
         tensors[name] = 1 + 0.2 * noise if "norm" in name or "ln_f" in name else 0.4 * noise
-    (folder / "config.json").write_text(json.dumps(family_config(family)))
+    (folder / "config.json").write_text(json.dumps(family_config(family) | more))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     return folder
 

@@ -68,6 +68,21 @@ class FamilyOptions(FamilyCase):
         cases.append((["--strategy: does nothing", "token by token"], "qwen3_moe", wino))
         self.usage(*cases)
 
+    def test_edits_where_they_are_not_defined(self):
+        cases = []
+        for strategy in ("joint_threshold", "joint_threshold_indel"):
+            flags = ("--strategy", strategy)
+            cases.append(([f"strategy {strategy}:", "defined for block-causal models", "HINT: wino"], "llada", flags))
+            cases.append(([f"strategy {strategy}:", "defined for block-causal models", "HINT: wino"], "Dream", flags))
+            cases.append(([f"strategy {strategy}:", "a token shift (Fast-dLLM v2)", "HINT: low_confidence_dynamic"],
+                          "Fast_dLLM_Qwen", flags))
+            cases.append((["--strategy: does nothing", "token by token"], "qwen3_moe", flags))
+        cases.append((["strategy joint_threshold_indel:", "delete_token_id and split_token_id", "HINT: joint_threshold"],
+                      "llada2_moe", ("--strategy", "joint_threshold_indel")))
+        cases.append((["max_post_steps: expected editing_threshold above 0", "HINT: leave max_post_steps out"], "llada2_moe",
+                      ("--strategy", "joint_threshold,editing_threshold=0,max_post_steps=2")))
+        self.usage(*cases)
+
     def test_policies_that_do_not_go_with_a_cache(self):
         single = "computes single rows of them. HINT: use another cache"
         cases = [([f"--policy {policy}: needs whole blocks, but the cache {cache} {single}"], family,
