@@ -12,12 +12,12 @@
 namespace blockscope {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 constexpr double kGoodBefore = 0.3;  // acceptance before a depth, so that it can fall
-enum Place : std::size_t { kWindow, kLayers, kTemplate, kSlot, kSure_, kTarget };
+enum Place : std::size_t { kWindow, kLayers, kTemplate, kSlot, kSureAndWrong, kTarget };
 
 struct Number {
-  double value = kNan;
+  double value = kNoNumber;
   std::int64_t evidence = 0;
   bool unclear = false;
 };
@@ -36,7 +36,7 @@ Number fall_over_depth(const std::vector<AcceptedShare>& bins, std::int64_t leas
   }
   for (const AcceptedShare& bin : bins) {
     const std::int64_t evidence = std::min(before.reached, after.reached);
-    const double ratio = before.accepted > 0 ? after.share() / before.share() : kNan;
+    const double ratio = before.accepted > 0 ? after.share() / before.share() : kNoNumber;
     const bool counts = evidence >= least && before.share() >= kGoodBefore;
     if (counts && (best.unclear || ratio < best.value)) {
       best = {ratio, evidence, false};
@@ -180,7 +180,7 @@ std::vector<ResultArray> DraftSymptoms::arrays(const BinnedShares& by_depth) con
     numbers[kSlot].value =
         static_cast<double>(std::max(before_, after_) - own_) / static_cast<double>(compared_);
   }
-  numbers[kSure_] = number_of(sure_refused_);
+  numbers[kSureAndWrong] = number_of(sure_refused_);
   numbers[kTarget] = number_of(unsure_target_);
   ResultAxis axis{"symptom", {}, {}};
   for (const DraftSymptom& symptom : symptoms) axis.labels.emplace_back(symptom.name);
@@ -195,7 +195,7 @@ std::vector<ResultArray> DraftSymptoms::arrays(const BinnedShares& by_depth) con
     const bool told = number.evidence >= symptoms[i].least && !number.unclear;
     const bool beyond =
         symptoms[i].low ? number.value <= symptoms[i].limit : number.value >= symptoms[i].limit;
-    seen.values.push_back(told ? (beyond ? 1.0 : 0.0) : kNan);
+    seen.values.push_back(told ? (beyond ? 1.0 : 0.0) : kNoNumber);
     seen.terms.push_back(number.evidence);
   }
   return {values, seen};

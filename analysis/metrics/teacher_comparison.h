@@ -97,7 +97,7 @@ struct TeacherComparison {
 TeacherComparison compare_teacher(const std::string& a, const std::string& b,
                                   const TeacherOptions& options);
 
-/// One JSON object; docs/command_line.md has its members.
+/// One JSON object; docs/interchange.md has its members.
 std::string teacher_json(const TeacherComparison& found);
 /// A line for each quantity and layer.
 std::string teacher_csv(const TeacherComparison& found);

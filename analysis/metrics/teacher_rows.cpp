@@ -15,15 +15,15 @@
 namespace blockscope {
 namespace {
 
-constexpr std::int64_t kRowsAtATime = 16384;
+constexpr std::int64_t kStepsAtATime = 16384;
 
 /// The steps of every sequence, in the order in which they ran.
 std::map<std::int64_t, std::vector<TeacherRow>> steps_of(const TraceReader& trace) {
   std::map<std::int64_t, std::vector<TeacherRow>> found;
   const std::int64_t rows = trace.info().num_rows;
   const bool continuous = trace.info().meta.continuous();
-  for (std::int64_t first = 0; first < rows; first += kRowsAtATime) {
-    const StepColumns steps = trace.steps(first, std::min(kRowsAtATime, rows - first));
+  for (std::int64_t first = 0; first < rows; first += kStepsAtATime) {
+    const StepColumns steps = trace.steps(first, std::min(kStepsAtATime, rows - first));
     for (std::size_t i = 0; i < static_cast<std::size_t>(steps.count); ++i) {
       if (!is_step(static_cast<PassKind>(steps.kind[i]), continuous)) continue;
       found[steps.sequence[i]].push_back({first + static_cast<std::int64_t>(i), steps.sequence[i],

@@ -11,7 +11,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// What one pair of vectors has.
-struct Found {
+struct VectorDifference {
   double range = 0.0, largest = 0.0;
   std::int64_t different = 0;
   std::size_t at = 0;     // of the largest difference relative to the range
@@ -36,8 +36,9 @@ bool all_nan(std::span<const float> values) {
 }
 
 /// Handles NaN and infinities; counts and finds the largest difference.
-Found look_closely(std::span<const float> a, std::span<const float> b, const ValueRules& rules) {
-  Found found;
+VectorDifference look_closely(std::span<const float> a, std::span<const float> b,
+                              const ValueRules& rules) {
+  VectorDifference found;
   const bool none_a = all_nan(a);
   const bool none_b = all_nan(b);
   found.only_one = none_a != none_b;
@@ -65,8 +66,8 @@ Found look_closely(std::span<const float> a, std::span<const float> b, const Val
 }
 
 /// The common case: all finite and equal within the tolerance. nullopt: look closely.
-std::optional<Found> look_quickly(std::span<const float> a, std::span<const float> b,
-                                  const ValueRules& rules) {
+std::optional<VectorDifference> look_quickly(std::span<const float> a, std::span<const float> b,
+                                             const ValueRules& rules) {
   float largest = 0.0F;
   float worst = 0.0F;
   float sum = 0.0F;  // NaN or infinite if any difference is
@@ -78,7 +79,7 @@ std::optional<Found> look_quickly(std::span<const float> a, std::span<const floa
   }
   const double range = range_of(rules.range, largest);
   if (!std::isfinite(sum) || worst > rules.tolerance * range) return std::nullopt;
-  Found found;
+  VectorDifference found;
   found.range = range;
   found.largest = worst;
   return found;
@@ -118,7 +119,7 @@ std::optional<TeacherDifference> TeacherValues::compare(const LayerArray<float>&
     for (const SharedHead& head : heads) {
       const auto here = a.vector(head.a, p);
       const auto there = b.vector(head.b, p);
-      std::optional<Found> found = look_quickly(here, there, rules);
+      std::optional<VectorDifference> found = look_quickly(here, there, rules);
       if (!found) {
         if (all_nan(here) && all_nan(there)) continue;  // not recorded
         found = look_closely(here, there, rules);
@@ -201,7 +202,8 @@ std::optional<TeacherDifference> TeacherValues::router_weights(const LayerArray<
       matched[i] = theirs[static_cast<std::size_t>(place_of(there, here[i]))];
     }
     if (all_nan(mine) && all_nan(matched)) continue;
-    const Found found = look_closely(mine, matched, {tolerance, TeacherRange::vector, false});
+    const VectorDifference found =
+        look_closely(mine, matched, {tolerance, TeacherRange::vector, false});
     counts.elements += static_cast<std::int64_t>(mine.size());
     counts.different += found.different;
     counts.largest = std::max(counts.largest, found.largest);

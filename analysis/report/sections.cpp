@@ -285,6 +285,7 @@ ReportSection decoding_section(const ReportMetrics& metrics) {
                          "at which each position of a block got its final token.");
   section.add_from("decoding", decoding_means);
   section.add_from("decoding", decoding_over_steps);
+  section.add_from("decoding", decoding_edits);
   section.add_from("decoding", settled_map);
   section.add_from("settling", settled_by_share);
   section.add_from("settling", settling_means);

@@ -181,6 +181,16 @@ ModelConfig load_model_config(const std::filesystem::path& folder,
   return parse_model_config(texts, overrides);
 }
 
+LayerSizes layer_sizes(const ModelConfig& config) {
+  LayerSizes sizes{config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim};
+  for (const LayerShape& layer : config.layer_shapes) {
+    sizes.layer_kv_heads.push_back(layer.num_kv_heads);
+    sizes.layer_head_dim.push_back(layer.head_dim);
+    sizes.layer_window.push_back(layer.window);
+  }
+  return sizes;
+}
+
 std::int64_t require_mask_token_id(const ModelConfig& config) {
   if (config.mask_token_id) return config.mask_token_id->value;
   throw CheckpointError(fmt::format(

@@ -12,6 +12,36 @@
 namespace blockscope {
 namespace {
 
+/// The reader lists the tokens of the transfers first, then those of the insertions.
+void take_delta(const TraceReader& reader, int64_t row, const SequenceDelta& changes,
+                int64_t prompt_length, ReplayStep& step) {
+  const auto absolute = [&](const std::vector<int64_t>& positions, std::vector<int64_t>& into) {
+    for (const int64_t position : positions) into.push_back(prompt_length + position);
+  };
+  absolute(changes.insert_index, step.inserted);
+  absolute(changes.delete_index, step.deleted);
+  const auto transfers = std::ssize(changes.transfer_index);
+  const auto inserted = changes.decoded_tokens.begin() + transfers;
+  for (auto token = inserted; token != changes.decoded_tokens.end(); ++token) {
+    if (*token == reader.info().meta.mask_token_id) continue;
+    throw PromptError(
+        fmt::format("{}: row {}: inserts the token {}, but a run inserts masks only. HINT: a trace "
+                    "of `blockscope import` may hold steps that no strategy here takes",
+                    reader.info().path, row, *token));
+  }
+  for (size_t i = 0; i < changes.transfer_index.size(); ++i) {
+    const int64_t position = prompt_length + changes.transfer_index[i];
+    if (reader.info().meta.noise_canvas && leaves_undecided(changes, i)) {
+      step.noise_positions.push_back(position);
+      step.noise_tokens.push_back(changes.decoded_tokens[i]);
+      continue;
+    }
+    step.positions.push_back(position);
+    step.tokens.push_back(changes.decoded_tokens[i]);
+    step.confidence.push_back(i < changes.confidence.size() ? changes.confidence[i] : 0.0F);
+  }
+}
+
 /// The denoising steps. Step 0 of a block is its first token, if a prefill or commit decided it, or
 /// the random tokens of a canvas.
 std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
@@ -27,21 +57,8 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
     step.block = columns.block[0];
     step.step = columns.step[0];
     const FrameDelta delta = reader.delta(row);
-    for (const SequenceDelta& changes : delta.rows) {
-      const auto& tokens = changes.decoded_tokens;
-      for (size_t i = 0; i < changes.transfer_index.size(); ++i) {
-        const int64_t position = prompt_length + changes.transfer_index[i];
-        const float confidence = i < changes.confidence.size() ? changes.confidence[i] : 0.0F;
-        if (meta.noise_canvas && confidence == kUntouchedConfidence) {
-          step.noise_positions.push_back(position);
-          step.noise_tokens.push_back(tokens[i]);
-          continue;
-        }
-        step.positions.push_back(position);
-        step.tokens.push_back(tokens[i]);
-        step.confidence.push_back(confidence);
-      }
-    }
+    for (const SequenceDelta& changes : delta.rows)
+      take_delta(reader, row, changes, prompt_length, step);
     if (!columns.rows_read.empty()) {
       if (columns.step[0] > 1 && !steps.empty()) {
         steps.back().kept_masks =

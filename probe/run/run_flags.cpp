@@ -328,6 +328,8 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
                               : usual > 0               ? usual
                                                         : unmasking.block_length;
   if (blocks) load_frequencies(unmasking, model);
+  options.delete_token_id = config.delete_token_id;
+  options.split_token_id = config.split_token_id;
   options.bidirectional = config.attention_bidirectional;
   if (const int64_t sub = family_of(config).sub_block_length; blocks && sub > 0) {
     options.sub_block_length =

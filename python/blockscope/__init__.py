@@ -53,7 +53,7 @@ from .loop_comparison import LoopComparison
 from .own_metrics import metric
 from .recording import record, record_engine
 from .reporting import Report, report
-from .sequences import Delta, Frame, Sequence, Sequences
+from .sequences import Changes, Delta, Frame, Sequence, Sequences
 from .teacher_comparison import TeacherComparison
 from .trace import Trace, open
 
@@ -67,7 +67,7 @@ if typing.TYPE_CHECKING:  # pragma: no cover
 __version__: str = _core.version
 
 __all__ = [
-    "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
+    "Analyses", "Block", "Calibration", "CalibrationError", "Changes", "CheckpointError", "Comparison", "CorruptTrace",
     "Delta", "Error", "Figure", "Frame", "FrameError", "LoopComparison", "Model", "NotATrace",
     "OperatorsUnavailable", "Picture", "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence",
     "Sequences", "Step", "TeacherComparison", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion",

@@ -9,6 +9,7 @@ import numpy as np
 
 from ._arguments import Indices, indices
 from .errors import UsageError
+from .sequences import Changes, changes_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -100,6 +101,12 @@ class Block:
     def steps(self) -> list[Step]:
         """The block's steps."""
         return [Step(self, place) for place in range(len(self.rows))]  # not kept: a cycle would keep the arrays
+
+    @property
+    def changes(self) -> list[Changes]:
+        """What each of the block's steps did to the tokens: decided, edited and taken back ones, insertions, deletions."""
+        of_row = {one.row: one for one in changes_of(self._trace, self.sequence)}
+        return [of_row[int(row)] for row in self.rows]
 
     def pairs(self) -> Iterator[tuple[Step, Step]]:
         """Each step with the one before it. A step after a gap in the recording has none."""

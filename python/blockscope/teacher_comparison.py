@@ -12,7 +12,7 @@ class TeacherComparison:
     """The first difference of two implementations, and how large the differences are.
 
     Attributes:
-        data: what ``blockscope diff --teacher --json`` writes (docs/command_line.md).
+        data: what ``blockscope diff --teacher --json`` writes (docs/interchange.md).
         equal: whether the inputs are the same and nothing differs beyond the tolerance.
         first: the first difference, or None: a dict with `quantity`, the place in both traces (`row_a`, `row_b`,
             `block`, `step`, `layer`, `position`, `head`, `channel`), both values `a` and `b`, and `relative`, the

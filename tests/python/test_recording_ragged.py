@@ -193,6 +193,47 @@ def test_chosen_heads(tmp_path, heads, kv_heads):
             assert np.allclose(part[path][rows], whole[path][rows][:, :, kv_heads], atol=1e-5, equal_nan=True)
 
 
+def test_full(tmp_path):
+    """The encoder's layers store the keys that the decoder's layers read. The reader finds those of a layer's window."""
+    path = tmp_path / "run.h5"
+    sees, _ = record(path, ragged(), level="full")
+    trace = blockscope.open(path)
+    with h5py.File(path) as file:
+        rows, kinds = rows_of(file), file["/steps/kind"][:rows_of(file)]
+        ends, positions = file["/prefix/end"][:rows], file["/prefix/position"][:]
+        assert positions[:ends[-1]].tolist() == list(range(10 + 2 * CANVAS))
+        compared = 0
+        for row in np.flatnonzero(kinds == 1):
+            one, context = sees.passes[row], int(file["/steps/context_length"][row])
+            for layer in range(3):
+                first = max(0, context - (WINDOWS[layer] - 1)) if WINDOWS[layer] else 0
+                own = (slice(KV_HEADS[layer]), slice(None), slice(CHANNELS[layer]))
+                q, k, v = (x[0] for x in one.calls[layer])
+                for name, values in (("key", k), ("value", v)):
+                    values = values[::len(values) // KV_HEADS[layer]]
+                    stored = file["/prefix/" + name][first:context, layer][:, own[0], own[2]]
+                    assert np.allclose(stored.transpose(1, 0, 2), values[:, :-CANVAS], atol=1e-5)
+                    assert np.allclose(file["/kv/" + name][row, layer][own], values[:, -CANVAS:], atol=1e-5)
+                    assert np.isnan(file["/prefix/" + name][first:context, layer][:, KV_HEADS[layer]:]).all()
+                compared += 1
+        assert compared == 45
+        for layer in range(3):  # the C++ reader's own attention, from queries and keys
+            for head in range(4):
+                weights = trace.attention_map(sequence=0, step=2, layer=layer, head=head, block=1)["attention"]
+                row = np.flatnonzero((file["/steps/block"][:rows] == 1) & (file["/steps/step"][:rows] == 2)
+                                     & (kinds == 1))[0]
+                q, k, _ = (x[0] for x in sees.passes[row].calls[layer])
+                scores = q[head] @ k[head * len(k) // 4].T
+                expected = np.exp(scores - scores.max(-1, keepdims=True))
+                expected /= expected.sum(-1, keepdims=True)
+                assert np.allclose(weights.values, expected, atol=1e-5)
+                context = int(file["/steps/context_length"][row])
+                first = max(0, context - (WINDOWS[layer] - 1)) if WINDOWS[layer] else 0
+                assert weights["key"].values.tolist() == list(range(first, context + CANVAS))
+    for name in ("drift", "heads", "similarity_states", "sinks"):
+        assert trace.analyze(name).arrays()
+
+
 def test_what_reads_it(tmp_path):
     record(tmp_path / "run.h5", ragged())
     trace = blockscope.open(tmp_path / "run.h5")

@@ -398,8 +398,7 @@ class RunningPass(SkippedCalls):
         named = ", ".join(layers[index][0] for index in missing[:3])
         named += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         if not self.denoises and not self.changing:
-            named += " in a pass that stores keys, which level full records (where an encoder stores them: " \
-                     "level=\"outputs\"),"
+            named += " in a pass that stores keys, which level full records,"
         raise UsageError(
             f"{model}: the attention of {named} can't be seen. {trail_ends(self.lost, missing, layers)}Looked for "
             f"{'; '.join(LOOKED_FOR)}. HINT: load the model with attn_implementation=\"sdpa\"; state what attends with "

@@ -39,6 +39,7 @@ TEST(ConfigKeys, OnlyLlamaHasAThetaOfItsOwn) {
               HasSubstr("key \"rope_theta\": expected a number"));
 }
 
+// LLaDA2 reads `expert_capacity`, together with a block_size that these files lack.
 TEST(ConfigKeys, AKeyThatNobodyReadsIsRefusedByNameInEveryFamily) {
   const std::vector<std::pair<std::string, json>> keys = {{"expert_capacity", 48},
                                                           {"capacity_factor", 1.25},

@@ -17,7 +17,7 @@ using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-json minimal() {
+json smallest() {
   return json::parse(R"({
     "version": "1.0", "normalizer": null, "post_processor": null,
     "added_tokens": [{"id": 4, "content": "<e>", "normalized": false, "special": true}],
@@ -27,8 +27,8 @@ json minimal() {
               "vocab": [["a", -1.0], ["ba", -2.0], ["b", -9.0], ["c", -1], ["<e>", 0.0]]}})");
 }
 
-std::string error_after(const std::function<void(json&)>& change) {
-  json document = minimal();
+std::string message_after(const std::function<void(json&)>& change) {
+  json document = smallest();
   change(document);
   try {
     Tokenizer::from_json(document.dump(), "tokenizer.json");
@@ -39,12 +39,12 @@ std::string error_after(const std::function<void(json&)>& change) {
 }
 
 TEST(SentencePieceFile, MinimalFileWorks) {
-  const Tokenizer tokenizer = Tokenizer::from_json(minimal().dump(), "tokenizer.json");
+  const Tokenizer tokenizer = Tokenizer::from_json(smallest().dump(), "tokenizer.json");
   EXPECT_THAT(tokenizer.encode("bab<e>ca"), ElementsAre(1, 2, 4, 3, 0));
 }
 
 TEST(SentencePieceFile, ATextThatNeedsAnUnknownTokenIsRefusedIfThereIsNone) {
-  json document = minimal();
+  json document = smallest();
   const Tokenizer unigram = Tokenizer::from_json(document.dump(), "tokenizer.json");
   EXPECT_THROW(unigram.encode("ax"), CheckpointError);
   document["model"] = json::parse(
@@ -102,7 +102,7 @@ TEST(SentencePieceFile, NamesKeyAndValueOfEveryMistake) {
       {"key model.alpha: expected null, got 0.1", [](json& d) { d["model"]["alpha"] = 0.1; }},
   };
   for (const auto& [message, change] : cases) {
-    EXPECT_THAT(error_after(change), HasSubstr("tokenizer.json: " + message));
+    EXPECT_THAT(message_after(change), HasSubstr("tokenizer.json: " + message));
   }
 }
 
