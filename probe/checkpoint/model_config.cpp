@@ -182,7 +182,11 @@ ModelConfig load_model_config(const std::filesystem::path& folder,
 }
 
 LayerSizes layer_sizes(const ModelConfig& config) {
-  LayerSizes sizes{config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim};
+  LayerSizes sizes;
+  sizes.num_layers = config.num_layers;
+  sizes.num_heads = config.num_heads;
+  sizes.num_kv_heads = config.num_kv_heads;
+  sizes.head_dim = config.head_dim;
   for (const LayerShape& layer : config.layer_shapes) {
     sizes.layer_kv_heads.push_back(layer.num_kv_heads);
     sizes.layer_head_dim.push_back(layer.head_dim);

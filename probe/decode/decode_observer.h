@@ -98,6 +98,7 @@ struct StepDecision {
   std::vector<Revocation> revoked;   // by position; none of them was transferred at this step
   std::vector<Noise> noise{};        // of the next step's canvas; prefill and commit: of the first
   int64_t decided_before = 0;        // canvas: changed positions that were accepted before
+  bool ends_canvas = false;          // the canvas takes no further step
   std::vector<int64_t> selected;     // chosen positions, also if the token was [MASK] itself
   int64_t kept_masks = 0;            // number of chosen positions whose token was [MASK]
   float sure_left = 0.0F;            // SequencePass::sure_left of the next step

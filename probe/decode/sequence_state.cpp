@@ -213,7 +213,7 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   if (options.canvas) {
     for (const int64_t p : decision.transferred) state.noise[static_cast<size_t>(p)] = false;
     for (const Noise& drawn : decision.noise) put_noise(state, drawn, pass.block_start);
-    state.settled = decision.noise.empty();
+    state.settled = decision.ends_canvas;
   }
   if ((options.fuses_commits() || options.bidirectional) &&
       wants_commit(state, masks_in_block(state, options), options)) {

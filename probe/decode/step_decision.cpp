@@ -337,6 +337,7 @@ void finish_canvas_step(const DecodeOptions& options, const StepInput& input, in
     std::iota(decision.selected.begin(), decision.selected.end(), 0);
     decision.transferred = decision.selected;
     decision.decided_before = decided_among(decision, pass);
+    decision.ends_canvas = true;
     return;
   }
   const StreamId stream{pass.prompt_hash, pass.block, pass.step};

@@ -9,6 +9,7 @@ import harness
 import numpy as np
 import torch
 from gemma_checkpoints import SPECS, OfficialCanvas, entropy_of, log_softmax, spec_of, temperature_of, write_checkpoint
+from safetensors.torch import save_file
 from trace_file import Trace
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import (EntropyBoundSampler,
                                                                             EntropyBoundSamplerConfig,
@@ -195,9 +196,30 @@ def check_spec(folder, name):
         steps += sum(len(canvas["drawn"]) for canvas in draws)
         harness.require(len(draws) == 3, f"{name}: expected 3 canvases, got {len(draws)}")
     check_replay(folder, name, common, trace)
+    check_logits(folder, name, spec, model, prompts[1])
     print(f"{name:20} {rows} rows, {steps} steps of {3 * 3 * STEPS}; " +
           ", ".join(f"{what} {error:.1e}" for what, error in worst.items()))
     return steps
+
+
+def check_logits(folder, name, spec, model, prompt):
+    """`check` over a canvas's first step: within the tolerance, beyond it with one changed logit, other masks refused."""
+    official = OfficialCanvas(model)
+    official.encode(prompt)
+    canvas = [(7 * i + 3) % spec["vocab"] for i in range(spec["canvas"])]
+    logits = official.step(canvas, None)[0].contiguous()
+    reference = folder / f"{name}.safetensors"
+
+    def check(values, mask, expect):
+        save_file({"input_ids": torch.tensor([*prompt, *canvas]), "logits": values}, reference,
+                  metadata={"mask": mask, "block_length": str(spec["canvas"])})
+        return harness.run("check", folder / name, "--reference", reference, "--dtype", "float32", "--tol", 1e-5, "--threads", 1,
+                           expect=expect)
+    check(logits, "canvas", 0)
+    changed = logits.clone()
+    changed[1, 2] += 1e-3 * float(logits.max() - logits.min())
+    harness.require("BEYOND" in check(changed, "canvas", 1), f"{name}: a changed logit is not found")
+    check(logits, "causal", 1)
 
 
 def check_replay(folder, name, common, trace):
