@@ -93,7 +93,24 @@ void PassReads::add(const AttentionView& view) {
                      view.used.rows_scored});
 }
 
+namespace {
+
+/// The encoder pass over a finished canvas, whose layers nobody sees.
+void add_unseen_commits(ExternalReads& reads, const PassContext& context) {
+  const LayerSizes& shape = reads.shape;
+  for (const SequencePass& pass : context.sequences) {
+    if (pass.kind != PassKind::commit) continue;
+    for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+      const int64_t keys = shape.external_keys(layer, pass.context_length);
+      reads.commit_rows += reads.of_layer(layer, keys * shape.kv_heads_of(layer));
+    }
+  }
+}
+
+}  // namespace
+
 void PassReads::move_to(ExternalReads& reads, const PassContext& context) {
+  if (layers_.empty()) add_unseen_commits(reads, context);
   std::vector<at::Tensor> counts;
   for (const Layer& each : layers_) counts.push_back(each.keys_read);
   counts = on_host(counts);

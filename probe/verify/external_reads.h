@@ -66,7 +66,7 @@ class PassReads {
  public:
   void add(const AttentionView& view);
   /// Adds the reads of all layers since the last call, from the pass with this context. Waits for a
-  /// device once.
+  /// device once. A commit whose layers were not shown (of a canvas) reads its whole prefix.
   void move_to(ExternalReads& reads, const PassContext& context);
 
  private:

@@ -250,3 +250,44 @@ def test_what_reads_it(tmp_path):
         assert trace.analyze(name).arrays()
     assert np.isfinite(trace.analyze("similarity")["similarity_external"].values).all()
     assert trace.calibrate(gamma=0.5).reuse.shape[-2:] == (3, 4)
+
+
+def test_gemma_4_token_by_token(tmp_path):
+    """The same layers under causal attention: a query sees the newest W - 1 keys before it, and itself."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    torch.manual_seed(3)
+    config = Gemma4TextConfig(
+        vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, sliding_window=6,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"], hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0, pad_token_id=0, eos_token_id=1, bos_token_id=2, initializer_range=0.3,
+        attention_k_eq_v=True)
+    model = Gemma4ForCausalLM._from_config(config, attn_implementation="sdpa").float().eval()
+    prompt = torch.tensor([[5 * i % 90 + 3 for i in range(10)]])
+    seen = []
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(q, k, v, *args, **kwargs):
+        seen.append((q.double(), k.double()))
+        return own(q, k, v, *args, **kwargs)
+
+    with blockscope.record(model, tmp_path / "run.h5", level="full", array_type="f32", set_size=3) as run:
+        torch.nn.functional.scaled_dot_product_attention = attend
+        try:
+            ids = model.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+        finally:
+            torch.nn.functional.scaled_dot_product_attention = own
+        run.end_sequence(ids)
+    trace = blockscope.open(tmp_path / "run.h5")
+    assert not trace.noise_canvas and trace.model["layer_window"] == [6, 6, 0]
+    assert trace.model["layer_kv_heads"] == KV_HEADS and trace.model["layer_head_dim"] == CHANNELS
+    position = 13  # the input of the last denoising row but one
+    for layer in range(3):
+        q, k = seen[3 * (position - 9) + layer]
+        k = k[0, ::k.shape[1] // KV_HEADS[layer]]
+        found = trace.attention_map(sequence=0, step=1, block=position, layer=layer, head=3)["attention"]
+        first = position - 5 if layer < 2 else 0
+        assert found["key"].values.tolist() == list(range(first, position + 1))
+        scores = q.reshape(4, -1)[3:] @ k[-1].T  # transformers may pass the heads of a group as queries
+        assert np.allclose(found.values, scores[:, -(position + 1 - first):].softmax(-1).numpy(), atol=1e-5)

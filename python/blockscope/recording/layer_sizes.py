@@ -22,8 +22,12 @@ class LayerSizes:
     windows: tuple[int, ...]  # W: the newest W - 1 keys before a block are seen; 0: all
 
     @property
+    def of_one_shape(self) -> bool:
+        return len(set(zip(self.kv_heads, self.channels))) == 1
+
+    @property
     def alike(self) -> bool:
-        return len(set(zip(self.kv_heads, self.channels))) == 1 and not any(self.windows)
+        return self.of_one_shape and not any(self.windows)
 
     def read_by(self, heads: Sequence[int], num_heads: int, layers: Sequence[int]) -> list[int]:
         """The KV heads that these query heads read in any of these layers."""

@@ -55,8 +55,10 @@ class Recorder(Observer, OpenTrace):
         shown = self._recorded if settings.at_least("summary") else []
         self._looked_at = {*shown, *self._interventions.layers}
         self._configured = None if self._looks_inside else configured_shape(model)
-        self._sizes = configured_sizes(model, self._num_layers, settings.canvas) if ranks.count == 1 else None
-        if self._sizes is not None and self._sizes.alike:
+        # Windows of layers that are alike otherwise are only recorded of a canvas.
+        windows = settings.canvas or settings.autoregressive
+        self._sizes = configured_sizes(model, self._num_layers, windows) if ranks.count == 1 else None
+        if self._sizes is not None and (self._sizes.alike or not settings.canvas and self._sizes.of_one_shape):
             self._sizes = None
         if self._sizes is not None and settings.heads is not None and heads is not None:
             self._shapes.recorded_kv = self._sizes.read_by(settings.heads, heads, self._recorded)
