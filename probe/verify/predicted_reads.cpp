@@ -56,18 +56,22 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
   // don't compute. By layer, as layers may see only a part of the prefix.
   const auto layers = static_cast<size_t>(shape.num_layers);
   const size_t ranges = masks.heads.size();
-  std::vector<int64_t> all(layers), products(layers), commits(layers);
+  std::vector<int64_t> all(layers), products(layers);
   std::vector<std::vector<int64_t>> unread(layers, std::vector<int64_t>(ranges)), saved = unread;
   const auto each_layer = [&](const PassRow& row, const auto& add) {
     for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
       add(static_cast<size_t>(layer), shape.external_keys(layer, row.context_length));
     }
   };
+  ExternalReads reads(shape);
   int64_t since_read = 0;  // as the decoder counts: a step that reads no row does not end the count
   std::vector<bool> changed;  // rows of the block, since they last read the prefix
   for (const PassRow& row : rows) {
     if (row.commit) {
-      each_layer(row, [&](size_t layer, int64_t length) { commits[layer] += length; });
+      each_layer(row, [&](size_t layer, int64_t length) {
+        const auto l = static_cast<int64_t>(layer);
+        reads.commit_rows += reads.of_layer(l, length * shape.kv_heads_of(l));
+      });
       continue;
     }
     const auto block = static_cast<int64_t>(row.changed_rows.size());
@@ -97,12 +101,10 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
     changed.assign(changed.size(), false);
     since_read = 0;
   }
-  ExternalReads reads(shape);
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const auto l = static_cast<size_t>(layer);
     const int64_t kv_heads = shape.kv_heads_of(layer);
     const int64_t group = shape.group_size(layer);
-    reads.commit_rows += reads.of_layer(layer, commits[l] * kv_heads);
     const auto of_kv = static_cast<std::ptrdiff_t>(layer * shape.num_kv_heads);
     const auto of_head = static_cast<std::ptrdiff_t>(layer * shape.num_heads);
     std::fill_n(reads.rows.begin() + of_kv, kv_heads, all[l]);

@@ -19,7 +19,7 @@ bool only_ends(const Trajectory& trajectory, std::int64_t position) {
   for (const std::int32_t index :
        trajectory.cells_of_position[static_cast<std::size_t>(position)]) {
     const Trajectory::Cell& cell = trajectory.cells[static_cast<std::size_t>(index)];
-    if (cell.taken_back) continue;
+    if (cell.masked) continue;
     if (!cell.end_of_text) return false;
     any = true;
   }
@@ -62,9 +62,10 @@ void add_changes(const TraceReader& trace, std::int64_t row, const SequenceDelta
         change.before == mask ? "" : readable_piece(token_bytes(trace, change.before));
     result.cells_of_position[static_cast<std::size_t>(change.position)].push_back(
         static_cast<std::int32_t>(result.cells.size()));
-    result.cells.push_back({t, static_cast<std::int32_t>(change.position), change.confidence,
-                            readable_piece(token_bytes(trace, change.after)),
-                            ends.contains(change.after), change.kind, masked, before});
+    result.cells.push_back(
+        {t, static_cast<std::int32_t>(change.position), change.confidence,
+         masked ? std::string() : readable_piece(token_bytes(trace, change.after)),
+         ends.contains(change.after), change.kind, masked, before});
   }
   if (result.rows.empty()) return;
   result.rows.back().inserted += static_cast<std::int32_t>(step.inserted);
