@@ -11,14 +11,14 @@ namespace blockscope {
 namespace {
 
 /// A position of the part while a step changes it.
-struct Cell {
+struct HeldCell {
   std::int64_t token = -1;
   std::int64_t held = -1;  // the token before a transfer
   float confidence = kUntouchedConfidence;
   bool written = false;
 };
 
-ChangeKind kind_of(const Cell& cell, std::int64_t mask) {
+ChangeKind kind_of(const HeldCell& cell, std::int64_t mask) {
   if (cell.held == mask) return ChangeKind::decided;
   return cell.token == mask ? ChangeKind::taken_back : ChangeKind::edited;
 }
@@ -28,12 +28,12 @@ std::size_t source_of(const std::vector<std::int64_t>& source,
   return static_cast<std::size_t>(source.empty() ? index[i] : source[i]);
 }
 
-Cell decoded(const SequenceDelta& delta, std::size_t source, std::int64_t held) {
+HeldCell decoded(const SequenceDelta& delta, std::size_t source, std::int64_t held) {
   if (source >= delta.decoded_tokens.size()) {
     throw FrameError(fmt::format("frame delta: expected a token for each change, got {} tokens",
                                  delta.decoded_tokens.size()));
   }
-  Cell cell{delta.decoded_tokens[source], held, kUntouchedConfidence, true};
+  HeldCell cell{delta.decoded_tokens[source], held, kUntouchedConfidence, true};
   if (source < delta.confidence.size()) cell.confidence = delta.confidence[source];
   return cell;
 }
@@ -49,7 +49,7 @@ class Part {
     for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
       const std::int64_t at = delta.transfer_index[i] - origin_;
       if (at < 0 || at >= std::ssize(cells_)) continue;
-      Cell& cell = cells_[static_cast<std::size_t>(at)];
+      HeldCell& cell = cells_[static_cast<std::size_t>(at)];
       cell =
           decoded(delta, source_of(delta.transfer_src_index, delta.transfer_index, i), cell.token);
       if (leaves_undecided(delta, i)) cell.token = mask_;  // noise counts as a mask
@@ -81,7 +81,7 @@ class Part {
     for (auto at = gone.rbegin(); at != gone.rend(); ++at) cells_.erase(cells_.begin() + *at);
   }
 
-  const std::vector<Cell>& cells() const { return cells_; }
+  const std::vector<HeldCell>& cells() const { return cells_; }
 
  private:
   /// Returns the number of insertions at the block's end.
@@ -101,13 +101,13 @@ class Part {
     return filled_up;
   }
 
-  std::vector<Cell> cells_;
+  std::vector<HeldCell> cells_;
   std::int64_t origin_;
   std::int64_t mask_;
 };
 
-void add_change(StepChanges& result, const Cell& cell, std::int64_t position, std::int64_t before,
-                std::int64_t mask) {
+void add_change(StepChanges& result, const HeldCell& cell, std::int64_t position,
+                std::int64_t before, std::int64_t mask) {
   TokenChange change{position, ChangeKind::moved, before, cell.token, cell.confidence};
   if (cell.written && cell.held != cell.token) {
     change.before = cell.held;
@@ -133,7 +133,7 @@ StepChanges follow_delta(std::vector<std::int64_t>& tokens, std::int64_t origin,
   result.net_tokens -= std::ranges::count_if(tokens, is_token);
   tokens.resize(part.cells().size(), mask_token_id);
   for (std::size_t p = 0; p < tokens.size(); ++p) {
-    const Cell& cell = part.cells()[p];
+    const HeldCell& cell = part.cells()[p];
     add_change(result, cell, origin + static_cast<std::int64_t>(p), tokens[p], mask_token_id);
     tokens[p] = cell.token;
   }

@@ -164,6 +164,13 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
                     "leave it out for the greatest common divisor of 8 and the block length",
                     options.block_length(), options.sub_block_length));
   }
+  const int64_t routed = config.moe ? config.moe->routing_block : 0;
+  if (routed > 0 && options.block_length() % routed != 0) {
+    throw UsageError(
+        fmt::format("block length: expected a multiple of the checkpoint's block_size {}, whose "
+                    "rows choose experts together, got {}. HINT: use {}",
+                    routed, options.block_length(), routed));
+  }
   check_stop_ids(options, config.vocab_size);
 }
 

@@ -104,7 +104,7 @@ class Block:
 
     @property
     def changes(self) -> list[Changes]:
-        """What each of the block's steps did to the tokens: decided, edited and taken back ones, insertions, deletions."""
+        """What each of the block's steps did to the tokens (`Changes`)."""
         of_row = {one.row: one for one in changes_of(self._trace, self.sequence)}
         return [of_row[int(row)] for row in self.rows]
 

@@ -139,7 +139,8 @@ def changes_of(core: _core.Trace, sequence: int) -> list[Changes]:
     import numpy as np
 
     names = np.array(KINDS)
-    return [Changes(row, inserted, deleted, ints(position), names[ints(kind)], ints(before), ints(after), floats(confidence))
+    return [Changes(row, inserted, deleted, ints(position), names[ints(kind)], ints(before), ints(after),
+                    floats(confidence))
             for row, inserted, deleted, position, kind, before, after, confidence in core.changes(sequence)]
 
 

@@ -26,9 +26,9 @@ class TextHtml:
         for position, (piece, token, value, edit) in enumerate(zip(pieces, tokens, shades, edits)):
             shown = html.escape(piece.decode("utf-8", errors="replace")).replace("\n", "&#x21B5;<br>") or f"[{token}]"
             share = (value - least) / span if np.isfinite(value) else 0.0
-            about = html.escape(f"position {position}, token {token}: {value:.4g}" + (f"; {edit}" if edit else ""), quote=True)
-            line = ";text-decoration:underline" if edit else ""
-            spans.append(f'<span title="{about}" style="background:rgba(230,159,0,{0.85 * share:.3f}){line}">{shown}</span>')
+            about = html.escape(f"position {position}, token {token}: {value:.4g}{'; ' if edit else ''}{edit}")
+            style = f"background:rgba(230,159,0,{0.85 * share:.3f}){';text-decoration:underline' if edit else ''}"
+            spans.append(f'<span title="{about}" style="{style}">{shown}</span>')
         self.html = f'<div style="white-space:pre-wrap;line-height:1.7">{"".join(spans)}</div>'
 
     def _repr_html_(self) -> str:

@@ -210,8 +210,8 @@ class Trace:
         return text(b"".join(stand_in if no_token else piece for piece, no_token in zip(pieces, masked)))
 
     def text_html(self, sequence: int, t: int | None = None, *, values: Any = None, mask: str = "_") -> TextHtml:
-        """The text of a sequence with shaded tokens. A notebook shows it. Tokens that replaced another one are underlined,
-        and their tooltip says which one and at which step.
+        """The text of a sequence with shaded tokens. A notebook shows it. Tokens that replaced another one are
+        underlined, and their tooltip says which one and at which step.
 
         Args:
             sequence, t: as in `frame`; None: the last frame.

@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr std::int64_t kMask = 9;
+constexpr std::int64_t kMaskHere = 9;
 
 SequenceDelta transfer(std::vector<std::int64_t> positions, std::vector<std::int64_t> tokens) {
   const std::vector<float> confidence(tokens.size(), 0.5F);
@@ -19,15 +19,15 @@ SequenceDelta transfer(std::vector<std::int64_t> positions, std::vector<std::int
 void insert_mask(SequenceDelta& delta, std::int64_t position) {
   delta.insert_index.push_back(position);
   delta.insert_src_index.push_back(std::ssize(delta.decoded_tokens));
-  delta.decoded_tokens.push_back(kMask);
+  delta.decoded_tokens.push_back(kMaskHere);
   delta.confidence.push_back(kUntouchedConfidence);
 }
 
 TEST(TokenChanges, TellsDecidedEditedAndTakenBackTokensApart) {
-  std::vector<std::int64_t> tokens{kMask, 1, 2, 3, kMask};
+  std::vector<std::int64_t> tokens{kMaskHere, 1, 2, 3, kMaskHere};
   const StepChanges step =
-      follow_delta(tokens, 0, transfer({0, 1, 2, 3}, {5, 6, kMask, 3}), kMask, 5);
-  EXPECT_THAT(tokens, ElementsAre(5, 6, kMask, 3, kMask));
+      follow_delta(tokens, 0, transfer({0, 1, 2, 3}, {5, 6, kMaskHere, 3}), kMaskHere, 5);
+  EXPECT_THAT(tokens, ElementsAre(5, 6, kMaskHere, 3, kMaskHere));
   ASSERT_EQ(step.changes.size(), 3U);  // position 3 took the token that it had
   EXPECT_EQ(step.changes[0].kind, ChangeKind::decided);
   EXPECT_EQ(step.changes[1].kind, ChangeKind::edited);
@@ -42,12 +42,13 @@ TEST(TokenChanges, TellsDecidedEditedAndTakenBackTokensApart) {
 }
 
 TEST(TokenChanges, CountsADeletionWithoutTheMaskThatFillsTheBlockUp) {
-  std::vector<std::int64_t> tokens{1, 2, 3, 4, kMask, kMask};  // a block of 4, then another one
+  std::vector<std::int64_t> tokens{1, 2,         3,
+                                   4, kMaskHere, kMaskHere};  // a block of 4, then another one
   SequenceDelta delta = transfer({3}, {8});
   insert_mask(delta, 4);
   delta.delete_index = {1};
-  const StepChanges step = follow_delta(tokens, 0, delta, kMask, 4);
-  EXPECT_THAT(tokens, ElementsAre(1, 3, 8, kMask, kMask, kMask));
+  const StepChanges step = follow_delta(tokens, 0, delta, kMaskHere, 4);
+  EXPECT_THAT(tokens, ElementsAre(1, 3, 8, kMaskHere, kMaskHere, kMaskHere));
   EXPECT_EQ(step.deleted, 1);
   EXPECT_EQ(step.inserted, 0);
   EXPECT_EQ(step.edited, 1);
@@ -57,7 +58,7 @@ TEST(TokenChanges, CountsADeletionWithoutTheMaskThatFillsTheBlockUp) {
   EXPECT_EQ(step.changes[1].kind, ChangeKind::edited);  // moved from position 3 to 2
   EXPECT_EQ(step.changes[1].position, 2);
   EXPECT_EQ(step.changes[1].before, 4);
-  EXPECT_EQ(step.changes[2].after, kMask);
+  EXPECT_EQ(step.changes[2].after, kMaskHere);
 }
 
 TEST(TokenChanges, CountsAnInsertionWithoutThePositionThatItPushesOut) {
@@ -66,17 +67,17 @@ TEST(TokenChanges, CountsAnInsertionWithoutThePositionThatItPushesOut) {
   insert_mask(delta, 0);
   insert_mask(delta, 2);
   delta.delete_index = {4, 5};
-  const StepChanges step = follow_delta(tokens, 0, delta, kMask, 4);
-  EXPECT_THAT(tokens, ElementsAre(kMask, 1, 2, kMask));
+  const StepChanges step = follow_delta(tokens, 0, delta, kMaskHere, 4);
+  EXPECT_THAT(tokens, ElementsAre(kMaskHere, 1, 2, kMaskHere));
   EXPECT_EQ(step.inserted, 2);
   EXPECT_EQ(step.deleted, 0);
   EXPECT_EQ(step.net_tokens, -2);
 }
 
 TEST(TokenChanges, FollowsAPartOfTheAnswerAlone) {
-  std::vector<std::int64_t> tokens{kMask, kMask};
-  const StepChanges step = follow_delta(tokens, 4, transfer({3, 5, 6}, {1, 2, 3}), kMask, 6);
-  EXPECT_THAT(tokens, ElementsAre(kMask, 2));
+  std::vector<std::int64_t> tokens{kMaskHere, kMaskHere};
+  const StepChanges step = follow_delta(tokens, 4, transfer({3, 5, 6}, {1, 2, 3}), kMaskHere, 6);
+  EXPECT_THAT(tokens, ElementsAre(kMaskHere, 2));
   EXPECT_EQ(step.decided, 1);
   EXPECT_EQ(step.changes.at(0).position, 5);
 }

@@ -1,6 +1,6 @@
-"""joint_threshold and joint_threshold_indel, step by step, against float64 decoders written from their rules
-(edit_oracle.py): every block before every step, edits, insertions and deletions; LLaDA2.2's block routing; replays; what
-the trace counts; what refuses to run with them."""
+"""joint_threshold and joint_threshold_indel, step by step, against float64 decoders written from their
+rules (edit_oracle.py): every block before every step, edits, insertions and deletions; LLaDA2.2's block
+routing; replays; what the trace counts; what refuses to run with them."""
 
 import pathlib
 import random
@@ -126,9 +126,8 @@ def check_replay(work, name, shape):
     same("replay, rows", second.num_rows, first.num_rows)
     for path in ("position", "token", "step", "insert_position", "insert_token", "delete_position", "delta_end"):
         same(f"replay, {path}", second.file[f"/frames/{path}"][:].tolist(), first.file[f"/frames/{path}"][:].tolist())
-    for path in ("changed", "masks_left", "since_read"):
-        if path != "since_read":
-            same(f"replay, {path}", second.rows(f"/steps/{path}").tolist(), first.rows(f"/steps/{path}").tolist())
+    for path in ("changed", "masks_left"):
+        same(f"replay, {path}", second.rows(f"/steps/{path}").tolist(), first.rows(f"/steps/{path}").tolist())
     kinds, changed = second.rows("/steps/kind"), second.rows("/steps/changed")
     steps, reads = second.rows("/steps/step"), second.rows("/steps/rows_read")
     since = second.rows("/steps/since_read")
@@ -143,8 +142,9 @@ def check_counts(work, said):
     info = json.loads(harness.run("info", work / "run.h5", "--json"))
     for name, value in said.items():
         same(f"info, {name}", info.get(name, 0), value)
-    harness.run("analyze", work / "run.h5", "--metric", "decoding", "--json", work / "decoding.json", "--force", "--quiet")
-    arrays = {a["name"]: a for a in json.loads((work / "decoding.json").read_text())["metrics"][0]["arrays"]}
+    out = work / "decoding.json"
+    harness.run("analyze", work / "run.h5", "--metric", "decoding", "--json", out, "--force", "--quiet")
+    arrays = {a["name"]: a for a in json.loads(out.read_text())["metrics"][0]["arrays"]}
     edits = arrays["edits_by_step"]
     kinds = edits["axes"][0]["labels"]
     steps = len(edits["axes"][1]["index"])
@@ -181,15 +181,16 @@ def main():
             model = write_checkpoint(work / name, spec)
             for s, shape in enumerate(SHAPES):
                 for v, values in enumerate(JOINT):
-                    stops = v == 1
-                    found = any(run(work, name, model, spec, joint, shape, values, 1000 * n + 100 * s + 10 * v + 7777 * i,
-                                    stops) for i in range(40))
+                    seed = 1000 * n + 100 * s + 10 * v
+                    found = any(run(work, name, model, spec, joint, shape, values, seed + 7777 * i, stops=v == 1)
+                                for i in range(40))
                     harness.require(found, f"{name}, {shape}, {values}: no prompt without a near tie")
         harness.require(Totals.edited > 100 and Totals.stops > 0, f"{Totals.edited} edits, {Totals.stops} stops")
         spec = spec_of("sdar-g2")
         model = write_checkpoint(work / "sdar-g2", spec)
         edited = Totals.edited
-        harness.require(any(run(work, "sdar-g2", model, spec, joint, SHAPES[0], JOINT[0], i) for i in range(40)), "near")
+        harness.require(any(run(work, "sdar-g2", model, spec, joint, SHAPES[0], JOINT[0], i) for i in range(40)),
+                        "no prompt without a near tie")
         check_counts(work, dict(tokens_edited=Totals.edited - edited, positions_inserted=0, positions_deleted=0))
         check_replay(work, "sdar-g2", SHAPES[0])
         spec = indel_spec()
@@ -200,16 +201,18 @@ def main():
                 found = any(run(work, "indel", model, spec, indel, shape, values, 100 * s + 10 * v + 7777 * i)
                             for i in range(60))
                 harness.require(found, f"indel, {shape}, {values}: no prompt without a near tie")
-                check_counts(work, dict(zip(("tokens_edited", "positions_inserted", "positions_deleted"),
-                                            np.subtract((Totals.edited, Totals.inserted, Totals.deleted), before).tolist())))
+                now = np.subtract((Totals.edited, Totals.inserted, Totals.deleted), before).tolist()
+                check_counts(work, dict(zip(("tokens_edited", "positions_inserted", "positions_deleted"), now)))
                 check_replay(work, "indel", shape)
-        harness.require(Totals.inserted > 5 and Totals.deleted > 5, f"{Totals.inserted} insertions, {Totals.deleted} deletions")
+        harness.require(Totals.inserted > 5 and Totals.deleted > 5,
+                        f"{Totals.inserted} insertions, {Totals.deleted} deletions")
         none = ("--strategy", "joint_threshold_indel")
         capture(work, "sdar-g2", [1, 2, 3], SHAPES[0], *none, expect=2)  # no DELETE and SPLIT
-        capture(work, "indel", [1, 2, 3], (3, 6, 6, 6), "--strategy", "joint_threshold", expect=2)  # 6 rows, blocks of 4
-    print(f"{Totals.runs} runs, {Totals.steps} steps equal: {Totals.edited} edits, {Totals.masked} tokens masked by an edit, "
-          f"{Totals.inserted} insertions, {Totals.deleted} deletions, {Totals.escapes} escapes, {Totals.stops} stops; "
-          f"{Totals.near} prompts left out for near ties")
+        # Blocks of 6 rows, where 4 rows choose their experts together.
+        capture(work, "indel", [1, 2, 3], (3, 6, 6, 6), "--strategy", "joint_threshold", expect=2)
+    print(f"{Totals.runs} runs, {Totals.steps} steps equal: {Totals.edited} edits, {Totals.masked} tokens masked by an "
+          f"edit, {Totals.inserted} insertions, {Totals.deleted} deletions, {Totals.escapes} escapes, {Totals.stops} "
+          f"stops; {Totals.near} prompts left out for near ties")
 
 
 main()

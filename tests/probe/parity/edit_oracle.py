@@ -1,8 +1,8 @@
 """Decoding with token edits written again from the published rules, in float64 and without a cache.
 
 `joint`: LLaDA2.1, as diffusers 0.42.1 runs it (`BlockRefinementScheduler.step`, `check_block_should_continue`,
-`check_eos_finished`, `LLaDA2Pipeline.__call__`). `indel`: LLaDA2.2's `_joint_decode_block`, with the escape from loops at
-the least certain position, as SGLang 31773 and FluxServe have it. Nothing is shared with the runtime.
+`check_eos_finished`, `LLaDA2Pipeline.__call__`). `indel`: LLaDA2.2's `_joint_decode_block`, with the escape from
+loops at the least certain position, as SGLang 31773 and FluxServe have it. Nothing is shared with the runtime.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""LLaDA2.1's decoding as diffusers runs it (`LLaDA2Pipeline` with `BlockRefinementScheduler`) against `joint_threshold`.
+"""LLaDA2.1's decoding as diffusers runs it (`LLaDA2Pipeline`, `BlockRefinementScheduler`) against `joint_threshold`.
 
 python diffusers_llada2.py BLOCKSCOPE [--runs N]      # needs diffusers 0.42.1
 
@@ -40,7 +40,8 @@ class Model:
 
     def __call__(self, ids, attention_mask, position_ids):
         with torch.no_grad():
-            out = self.model(ids, attention_mask=block_causal_mask(ids.shape[1], self.size), position_ids=position_ids)
+            mask = block_causal_mask(ids.shape[1], self.size)
+            out = self.model(ids, attention_mask=mask, position_ids=position_ids)
         self.logits = out.logits.float()
         return types.SimpleNamespace(logits=self.logits)
 
@@ -74,9 +75,10 @@ def official(model, prompt, shape, mask, stop, settings):
         return out
 
     scheduler.step = watched
-    result = pipeline(input_ids=torch.tensor([prompt]), use_chat_template=False, gen_length=gen_length, block_length=size,
-                      num_inference_steps=steps, temperature=0.0, sampling_method="greedy", eos_token_id=stop,
-                      eos_early_stop=stop is not None, mask_token_id=mask, output_type="seq", **settings)
+    result = pipeline(input_ids=torch.tensor([prompt]), use_chat_template=False, gen_length=gen_length,
+                      block_length=size, num_inference_steps=steps, temperature=0.0, sampling_method="greedy",
+                      eos_token_id=stop, eos_early_stop=stop is not None, mask_token_id=mask, output_type="seq",
+                      **settings)
     # The loop's last pass over a full block without edits changes nothing where editing is off; ours leaves it out.
     if settings["editing_threshold"] <= 0:
         seen = [one for one in seen if mask in one[1]]
@@ -85,9 +87,10 @@ def official(model, prompt, shape, mask, stop, settings):
 
 def ours(work, folder, prompt, shape, stop, settings):
     text = ",".join(["joint_threshold"] + [f"{name}={value}" for name, value in settings.items()])
-    harness.run("capture", folder, "--input-ids", ",".join(map(str, prompt)), "--gen-length", shape[1], "--block-length",
-                shape[2], "--denoising-steps", shape[3], "--strategy", text, "--dtype", "float32", "--threads", 1, "--quiet",
-                "--force", "-o", work / "run.h5", *(["--no-stop"] if stop is None else ["--stop-id", stop]))
+    harness.run("capture", folder, "--input-ids", ",".join(map(str, prompt)), "--gen-length", shape[1],
+                "--block-length", shape[2], "--denoising-steps", shape[3], "--strategy", text, "--dtype", "float32",
+                "--threads", 1, "--quiet", "--force", "-o", work / "run.h5",
+                *(["--no-stop"] if stop is None else ["--stop-id", stop]))
     return Trace(work / "run.h5")
 
 
