@@ -1,6 +1,7 @@
 #include "cli/diff_teacher.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <vector>
@@ -124,10 +125,17 @@ void print_experts(const TeacherComparison& found, bool all) {
 }
 
 void print_verdict(const TeacherComparison& found) {
+  std::vector<std::string_view> in_neither;
   for (const TeacherResult& result : found.results) {
-    if (!result.missing.empty()) {
-      fmt::print("not compared: {}: {}\n", entry_of(result.quantity).name, result.missing);
+    const std::string_view label = entry_of(result.quantity).label;
+    if (result.missing.starts_with("neither")) {
+      in_neither.push_back(label);
+    } else if (!result.missing.empty()) {
+      fmt::print("not compared: {}: {}\n", label, result.missing);
     }
+  }
+  if (!in_neither.empty()) {
+    fmt::print("not compared, because neither trace has them: {}\n", fmt::join(in_neither, ", "));
   }
   for (const std::string& note : found.notes) fmt::print("{}\n", note);
   const TeacherResult* first = found.first();

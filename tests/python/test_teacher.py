@@ -163,6 +163,18 @@ def test_predictions_come_after_all_layers(pair):
     assert teacher(a, b)[1]["first"]["quantity"] == "query"  # a later row
 
 
+def test_quantities_come_in_computing_order(pair):
+    """Within a layer, before positions and heads do."""
+    a, b, _ = pair
+    with h5py.File(b, "r+") as file:
+        row = int(denoising(file)[1])
+        file["/attention/lse_external"][row, 1, 0, 0] += 1
+        file["/query/query"][row, 1, 0, 0, 0] += 1
+        file["/hidden/hidden"][row, 1, 2, 5] += 1
+    first = teacher(a, b)[1]["first"]
+    assert (first["quantity"], first["layer"], first["position"], first["channel"]) == ("hidden", 1, 2, 5)
+
+
 def test_values_that_are_not_numbers(pair):
     a, b, _ = pair
     with h5py.File(b, "r+") as file:

@@ -34,12 +34,12 @@ def moe(**changes):
                mlp_only_layers=[1]), **changes})).eval()
 
 
-def record(path, model, prompts=PROMPTS, **options):
+def record(path, model, prompts=PROMPTS, per_step=2, **options):
     options = dict(level="full", router=True, array_type="f32", set_size=4) | options
     with torch.no_grad(), blockscope.record(model, path, block_length=SIZE, mask_token_id=MASK, gen_length=8,
                                             **options) as run:
         for prompt in prompts:
-            run.end_sequence(models.decode_qwen_blocks(model, torch.tensor([prompt]), 8, SIZE, MASK))
+            run.end_sequence(models.decode_qwen_blocks(model, torch.tensor([prompt]), 8, SIZE, MASK, per_step))
     return path
 
 
@@ -91,6 +91,21 @@ def test_sequences_in_another_order(tmp_path):
         blockscope.compare(a, b, teacher=True))
     found.save(tmp_path / "found.json")
     assert json.loads((tmp_path / "found.json").read_text()) == found.data
+
+
+def test_steps_that_only_one_has(tmp_path):
+    """A model whose predictions depend on nothing but the token itself, decoded with one and with two steps a block."""
+    model = moe()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            for name, weight in layer.mlp.named_parameters():
+                if "down_proj" in name:
+                    weight.zero_()
+    two, one = record(tmp_path / "two.h5", model), record(tmp_path / "one.h5", model, per_step=SIZE)
+    for a, b, note in ((two, one, "4 steps only in A: not compared"), (one, two, "4 steps only in B: not compared")):
+        found = blockscope.compare(a, b, teacher=True)
+        assert found.equal and found.data["rows"] == 4 and found.data["notes"] == [note], found.data["notes"]
 
 
 GAPS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
