@@ -155,7 +155,7 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
   if (!target.config.attention_causal || target.config.mask_token_id) {
     throw UsageError(fmt::format(
         "--draft: expected a target that decodes token by token, got model_type \"{}\"{}. HINT: a "
-        "DFlash draft's target is a plain Qwen3",
+        "DFlash draft's target is a plain model, such as Qwen3 or Llama",
         target.config.model_type, target.config.mask_token_id ? " with a mask token" : ""));
   }
   LoadedDraft loaded;

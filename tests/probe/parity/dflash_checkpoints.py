@@ -30,6 +30,7 @@ class Shape:
     draft_vocab: int | None = None  # speculators' layout, with that many tokens
     block_key_inside: bool = False  # block_size is in dflash_config
     positions: int = 1024
+    llama: bool = False  # the target is Llama 3.1, not Qwen3
     seed: int = 0
 
 
@@ -43,12 +44,18 @@ def default_layers(target_layers, draft_layers):
 def write_target(folder, shape):
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(shape.seed)
-    config = transformers.Qwen3Config(
+    kind, of_config, rope = transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {}
+    if shape.llama:
+        kind, of_config = transformers.LlamaForCausalLM, transformers.LlamaConfig
+        rope = {"rope_parameters": {
+            "rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32}}
+    config = of_config(
         vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=48, num_hidden_layers=shape.layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=shape.positions,
-        tie_word_embeddings=shape.tied, initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=None,
+        **rope, tie_word_embeddings=shape.tied, initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=None,
         attn_implementation="eager")
-    model = transformers.Qwen3ForCausalLM(config).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             if "norm" in name:
