@@ -173,9 +173,9 @@ def blocks(trace: Trace, *, layers: Indices = None, steps: Indices = None, block
                 print(block.sequence, block.index, after.step, abs(after.external - before.external).mean())
 
     Args:
-        layers: the model's indices; arrays have only these. Where layers differ in KV heads or channels (ragged layers),
-            arrays of layers of one size have this size. Those of several sizes are padded, as in the file: NaN, or -1
-            in integers.
+        layers: the model's indices; arrays have only these. Where layers differ in KV heads or channels (ragged
+            layers), arrays of layers of one size have this size. Those of several sizes are padded, as in the file:
+            NaN, or -1 in integers.
         steps: denoising steps of a block, from 1.
         blocks, sequences: indices, from 0.
 

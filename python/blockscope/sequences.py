@@ -35,8 +35,8 @@ class Frame:
 
     Attributes:
         prompt: token ids, int64 [prompt_length].
-        tokens: token ids after the prompt, int64 [gen_length]. An undecided position has `mask_token_id`, or in a canvas
-            without masks the noise that was drawn for it.
+        tokens: token ids after the prompt, int64 [gen_length]. An undecided position has `mask_token_id`, or in a
+            canvas without masks the noise that was drawn for it.
         confidence: probability of the token when it was decided, float32 [gen_length]; -inf: not decided yet.
         steps: number of the step of the sequence that decided the token, int64 [gen_length]; -1: none.
         mask_token_id: -1 if the model has none.

@@ -88,8 +88,8 @@ def first_of(trace):
 def check_metrics(tools, path, name):
     trace = Ragged(path)
     ours = {metric: result["arrays"] for metric, result in oracle.our_metrics(
-        tools, "similarity,similarity_states,external_mass,recall,union_size,query_statistics,reuse_error", path, "--taus",
-        "2,inf").items()}
+        tools, "similarity,similarity_states,external_mass,recall,union_size,query_statistics,reuse_error", path,
+        "--taus", "2,inf").items()}
     pairs = list(trace.pairs())
     count = 0
     for slot in range(len(trace.layers)):
@@ -110,7 +110,8 @@ def check_metrics(tools, path, name):
 
         def mass(row):
             valid = trace.valid_in(row)
-            out, inside = (trace.file["/attention/lse_" + part][row, slot][:, valid] for part in ("external", "internal"))
+            out, inside = (trace.file["/attention/lse_" + part][row, slot][:, valid]
+                           for part in ("external", "internal"))
             return (1 / (1 + np.exp(inside - out.astype(float)))).mean(-1)
 
         rows = [(row,) for row in trace.recorded_rows() if trace.keys(slot, row)]
@@ -255,7 +256,8 @@ def check_refused(tools, folder):
             assert run.stderr.count("\n") == 1, (what, run.stderr)
         assert run.returncode in (0, 1), (what, run.returncode, run.stderr)
     for form in ("frames", "klass"):
-        run = subprocess.run([BINARY, "export", path, "--format", form, "--sequence", "0"], capture_output=True, text=True)
+        run = subprocess.run([BINARY, "export", path, "--format", form, "--sequence", "0"], capture_output=True,
+                             text=True)
         assert run.returncode == 1 and "noise" in run.stderr and "--format json" in run.stderr, run.stderr
     print(f"{len(HOSTILE)} files refused")
 

@@ -57,8 +57,8 @@ def check_layer(file, row, slot, layer, history, changed, inputs, masked, larges
                            ("/query/query", now.q)):
         largest.check(name, check_padding(file[name][row, slot], (4, CANVAS, dim)), expected[0], 2e-5)
     for side in ("external", "internal"):
-        largest.check(f"/attention/lse_{side}", file[f"/attention/lse_{side}"][row, slot], getattr(now, f"lse_{side}")[0],
-                      2e-5)
+        largest.check(f"/attention/lse_{side}", file[f"/attention/lse_{side}"][row, slot],
+                      getattr(now, f"lse_{side}")[0], 2e-5)
     values = reference.summary(history, changed, inputs, None, masked)
     for name in ("similarity_external", "similarity_internal", "external_mass", "query_gap", "query_block_gap"):
         got = file["/summary/" + name][row, slot]
@@ -66,7 +66,8 @@ def check_layer(file, row, slot, layer, history, changed, inputs, masked, larges
     for name in ("reuse_error", "kept_pair"):
         largest.check("/summary/" + name, file["/summary/" + name][row, :, slot], values[name][:, 0], 2e-4)
     index, probability, union = now.sets(K)
-    largest.check("/sets/probability", check_padding(file["/sets/probability"][row, slot], (kv, K)), probability[0], 2e-5)
+    got = check_padding(file["/sets/probability"][row, slot], (kv, K))
+    largest.check("/sets/probability", got, probability[0], 2e-5)
     got = check_padding(file["/sets/topk"][row, slot], (kv, K))
     for a, b, p in zip(got, index[0], probability[0]):
         if not (np.abs(np.diff(p)) < 1e-6).any():
@@ -126,7 +127,8 @@ def test_frames_hold_noise_until_the_sampler_accepts(tmp_path):
         for t, one in enumerate(passes):
             frame = trace.frame(sequence, t)
             block = slice(one.block_start - prompt, one.block_start - prompt + CANVAS)
-            assert frame.tokens[block].tolist() == one.tokens[sequence][one.block_start:one.block_start + CANVAS].tolist()
+            canvas = one.tokens[sequence][one.block_start:one.block_start + CANVAS]
+            assert frame.tokens[block].tolist() == canvas.tolist()
             assert frame.undecided[block].tolist() == one.noise[sequence].tolist()
             assert (frame.confidence[block] == -np.inf).tolist() == one.noise[sequence].tolist()
             assert not frame.undecided[:block.start].any()  # finished canvases
@@ -194,7 +196,8 @@ def test_chosen_heads(tmp_path, heads, kv_heads):
 
 
 def test_full(tmp_path):
-    """The encoder's layers store the keys that the decoder's layers read. The reader finds those of a layer's window."""
+    """The encoder's layers store the keys that the decoder's layers read. The reader finds those of a layer's
+    window."""
     path = tmp_path / "run.h5"
     sees, _ = record(path, ragged(), level="full")
     trace = blockscope.open(path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UsageError
 from .model import NUM_HEADS
 from .settings import config_value
 
@@ -64,3 +65,12 @@ def stack_padded(values: list[torch.Tensor]) -> torch.Tensor:
     for into, value in zip(stacked, values):
         into[tuple(slice(length) for length in value.shape)] = value
     return stacked
+
+
+def require_window(window: int, seen: int, context: int, where: str) -> None:
+    """Whether every query of a canvas sees the newest window - 1 of the `context` keys before it, as a trace says."""
+    expected = min(context, window - 1) if window else context
+    if seen != expected:
+        raise UsageError(f"{where}: sees {seen} keys before the canvas, expected {expected} of {context}"
+                         + (f", as its window of {window} says" if window else "")
+                         + ". HINT: generate(...) without cache_implementation=, whose caches keep others")

@@ -381,15 +381,6 @@ class RunningPass(SkippedCalls):
         self.own_ns += time.perf_counter_ns() - begun
         return patched
 
-    def require_window(self, window: int, where: str) -> None:
-        """Whether every query of the canvas sees the newest window - 1 keys before it, as a trace says of the layer."""
-        seen, context = self.attention[self.layer].num_external, self.passes[0].context_length
-        expected = min(context, window - 1) if window else context
-        if seen != expected:
-            raise UsageError(f"{where}: sees {seen} keys before the canvas, expected {expected} of {context}"
-                             + (f", as its window of {window} says" if window else "")
-                             + ". HINT: generate(...) without cache_implementation=, whose caches keep others")
-
     def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:
         seen = self.attention if self.denoises else {*self.stored, *self.attention}
         missing = [index for index in recorded if index not in seen]

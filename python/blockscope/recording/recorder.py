@@ -17,7 +17,7 @@ from .canvases import Acceptance
 from .compiled import uncompiled
 from .continuous import batch_for
 from .interventions import Interventions
-from .layer_sizes import configured_sizes
+from .layer_sizes import configured_sizes, require_window
 from .model import HIDDEN_SIZE, NUM_HEADS, logits_of
 from .observer import Observer
 from .open_trace import OpenTrace, add_note
@@ -223,7 +223,8 @@ class Recorder(Observer, OpenTrace):
             if running.denoises or running.layer in running.changing:
                 running.take_attention(call, name, self._shapes, check)
                 if self._settings.canvas and self._sizes is not None and running.layer in running.attention:
-                    running.require_window(self._sizes.windows[running.layer], name)
+                    require_window(self._sizes.windows[running.layer], running.attention[running.layer].num_external,
+                                   running.passes[0].context_length, name)
                 self._checked.add(running.layer)
             else:
                 running.take_keys(call, name, self._shapes, self._batch.sequences[0].canvas)
