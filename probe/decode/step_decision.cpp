@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "decode_record/base/error.h"
+#include "kernels/row_ops.h"
 #include "probe/caches/certainty_density.h"
 #include "probe/model/device.h"
 #include "probe/strategies/strategy_table.h"
@@ -318,9 +319,13 @@ int64_t decided_among(const StepDecision& decision, const SequencePass& pass) {
 
 /// What a step of a canvas does after its choice: new random tokens for the positions that it did
 /// not accept, or the end of the canvas with the most probable tokens.
-void finish_canvas_step(const DecodeOptions& options, const StepInput& input, int64_t vocab_size,
-                        StepDecision& decision) {
+/// logits [B, V]: the model's own, from which confidences come, as the temperature says nothing
+/// about the model.
+void finish_canvas_step(const DecodeOptions& options, const StepInput& input,
+                        const at::Tensor& logits, StepDecision& decision) {
   const SequencePass& pass = input.pass;
+  const int64_t vocab_size = logits.size(-1);
+  decision.prediction.top1_confidence = best_tokens(logits).probability;
   const auto length = static_cast<int64_t>(pass.masked.size());
   if (input.replay != nullptr) {
     decision.noise = noise_of(*input.replay);
@@ -339,6 +344,16 @@ void finish_canvas_step(const DecodeOptions& options, const StepInput& input, in
     decision.decided_before = decided_among(decision, pass);
     decision.ends_canvas = true;
     return;
+  }
+  std::vector<int64_t> taken;
+  for (const int64_t p : decision.transferred) {
+    taken.push_back(prediction.token[static_cast<size_t>(p)]);
+  }
+  const std::vector<float> odds =
+      token_odds(logits.index_select(0, index_on(decision.transferred, logits.device())), taken)
+          .probability;
+  for (size_t i = 0; i < odds.size(); ++i) {
+    prediction.confidence[static_cast<size_t>(decision.transferred[i])] = odds[i];
   }
   const StreamId stream{pass.prompt_hash, pass.block, pass.step};
   for (int64_t p = 0; p < length; ++p) {
@@ -447,7 +462,9 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
         decision.revoked = revoked_tokens(options, input, std::ssize(decision.selected));
       }
     }
-    if (options.canvas) finish_canvas_step(options, input, logits.size(-1), decisions.back());
+    if (options.canvas) {
+      finish_canvas_step(options, input, logits[static_cast<int64_t>(i)], decisions.back());
+    }
     chosen += std::ssize(decisions.back().selected);
     decisions.back().sure_left = sure_left(open.masked, decisions.back(), options.mask_token_id);
   }

@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 /// As transformers 5.23 saves it, without the vision tower's keys.
-json published() {
+json gemma_keys() {
   return json::parse(R"({
     "architectures": ["DiffusionGemmaForBlockDiffusion"], "model_type": "diffusion_gemma",
     "boi_token_id": 255999, "eoi_token_id": 258882, "image_token_id": 258880,
@@ -48,19 +48,19 @@ json published() {
       "use_bidirectional_attention": null, "vocab_size": 262144}})");
 }
 
-ModelConfig parsed(const json& config, const ModelOverrides& overrides = {}) {
+ModelConfig gemma_config(const json& config, const ModelOverrides& overrides = {}) {
   return parse_model_config({.folder = "/m", .config = config.dump()}, overrides);
 }
 
 /// The published keys with one changed, by its place.
-json with(const char* place, const json& value) {
-  json config = published();
+json with_key(const char* place, const json& value) {
+  json config = gemma_keys();
   config[json::json_pointer(place)] = value;
   return config;
 }
 
 TEST(DiffusionGemmaConfig, LayersDiffer) {
-  const ModelConfig config = parsed(published());
+  const ModelConfig config = gemma_config(gemma_keys());
   const LayerSizes sizes = layer_sizes(config);
   EXPECT_THAT(sizes.layer_head_dim, ElementsAre(256, 256, 512));
   EXPECT_THAT(sizes.layer_kv_heads, ElementsAre(8, 8, 2));
@@ -78,17 +78,17 @@ TEST(DiffusionGemmaConfig, LayersDiffer) {
 }
 
 TEST(DiffusionGemmaConfig, TheOlderKeysSayTheSame) {
-  json config = published();
+  json config = gemma_keys();
   json& text = config["text_config"];
   text.erase("per_layer_config");
   text["global_head_dim"] = 512;
   text["num_global_key_value_heads"] = 2;
   text["attention_k_eq_v"] = true;
-  EXPECT_EQ(layer_sizes(parsed(config)), layer_sizes(parsed(published())));
+  EXPECT_EQ(layer_sizes(gemma_config(config)), layer_sizes(gemma_config(gemma_keys())));
 }
 
 TEST(DiffusionGemmaConfig, AQuarterOfTheGlobalPairsTurn) {
-  const ModelConfig config = parsed(published());
+  const ModelConfig config = gemma_config(gemma_keys());
   const auto global = rope_inverse_frequencies(config.layer(2).rope, 512, 1).inv_freq;
   ASSERT_EQ(global.size(), 256u);
   EXPECT_DOUBLE_EQ(global[1], std::pow(1e6, -2.0 / 512.0));  // over the whole head, not a quarter
@@ -99,9 +99,9 @@ TEST(DiffusionGemmaConfig, AQuarterOfTheGlobalPairsTurn) {
 }
 
 TEST(DiffusionGemmaConfig, TheLastLayerSeesAllKeys) {
-  json config = with("/text_config/layer_types",
+  json config = with_key("/text_config/layer_types",
                      {"sliding_attention", "sliding_attention", "sliding_attention"});
-  EXPECT_EQ(parsed(config).layer(2).window, 0);
+  EXPECT_EQ(gemma_config(config).layer(2).window, 0);
 }
 
 TEST(DiffusionGemmaConfig, WhatWeDoNotDoIsRefusedByName) {
@@ -128,21 +128,21 @@ TEST(DiffusionGemmaConfig, WhatWeDoNotDoIsRefusedByName) {
       {"/canvas_length", 0}};
   for (const auto& [place, value] : changes) {
     SCOPED_TRACE(place);
-    const std::string message = checkpoint_error([&] { parsed(with(place, value)); });
+    const std::string message = checkpoint_error([&] { gemma_config(with_key(place, value)); });
     EXPECT_THAT(message, AllOf(HasSubstr("/m/config.json"), HasSubstr("expected")));
   }
 }
 
 TEST(DiffusionGemmaConfig, ACanvasHasNoMaskToken) {
-  EXPECT_THROW(parsed(published(), {.mask_token_id = 4}), UsageError);
-  EXPECT_EQ(parsed(published(), {.block_length = 32}).block_length->value, 32);
+  EXPECT_THROW(gemma_config(gemma_keys(), {.mask_token_id = 4}), UsageError);
+  EXPECT_EQ(gemma_config(gemma_keys(), {.block_length = 32}).block_length->value, 32);
 }
 
 TEST(DiffusionGemmaConfig, EncoderAndDecoderShareAllButTheirFactors) {
   std::set<std::string> names;
   for (const ExpectedTensor& tensor :
-       family_of(parsed(published()))
-           .tensors(family_of(parsed(published())).weights, parsed(published()))) {
+       family_of(gemma_config(gemma_keys()))
+           .tensors(family_of(gemma_config(gemma_keys())).weights, gemma_config(gemma_keys()))) {
     EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
   }
   EXPECT_TRUE(names.contains("model.encoder.language_model.layers.1.layer_scalar"));

@@ -130,7 +130,7 @@ def compare_sequence(trace, index, spec, model, worst):
         logits = official.step(tokens, before)
         heat = temperature_of(step, STEPS, T_MIN, T_MAX)
         before = (logits / heat).to(model.dtype)
-        probability = np.exp(log_softmax(before[0]))
+        probability = np.exp(log_softmax(logits[0]))  # confidences are of the undivided logits
         top = probability.argmax(-1)
         harness.require(trace.rows("/prediction/token")[row].tolist() == top.tolist(), f"{where}: best tokens")
         worst.see("confidence", trace.rows("/prediction/confidence")[row], probability.max(-1), 1.0)
