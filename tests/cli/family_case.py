@@ -31,8 +31,8 @@ FAMILIES = {
     "stable_diffcoder": ("StableDiffcoderForCausalLM", {"model_type": "llama", "mlp_bias": False}),
     "nemotron_labs_diffusion": ("NemotronLabsDiffusionModel", {
         "rope_theta": None, "rope_scaling": None, "dlm_paradigm": "bidirectional", "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 8, "mscale": 1.0,
-            "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25}}),
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 8,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25}}),
     "qwen2": ("Qwen2ForCausalLM", {"mask_token_id": None, "block_size": None, "attention_bias": None}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", QWEN_EXPERTS | {"mask_token_id": None, "block_size": None}),
     "sdar_moe": ("SDARMoeForCausalLM", QWEN_EXPERTS),
@@ -96,7 +96,8 @@ def _renamed(shapes, names):
 def family_shapes(family):
     """Name -> shape of every tensor of the published layout."""
     shapes = tensor_shapes(CONFIG | {"head_dim": _head_dim(family)})
-    if family in ("llada", "Dream", "Fast_dLLM_Qwen", "qwen2", "llama", "stable_diffcoder", "nemotron_labs_diffusion"):
+    if family in ("llada", "Dream", "Fast_dLLM_Qwen", "qwen2", "llama", "stable_diffcoder",
+                  "nemotron_labs_diffusion"):
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
     if family in ("Dream", "Fast_dLLM_Qwen", "qwen2"):
         shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()

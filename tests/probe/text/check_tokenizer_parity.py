@@ -16,6 +16,7 @@ except ImportError:
     print("skipped: the Python package `tokenizers` is not installed")
     sys.exit(77)
 
+import sentencepiece_samples
 import tokenizer_samples as samples
 from oracle_client import OracleClient
 
@@ -24,7 +25,7 @@ BEHAVIORS = ["removed", "isolated", "merged_with_previous", "merged_with_next", 
 
 def with_metaspace(scheme, split, decoder=None, steps=(), normalizer=None):
     """The Unigram sample's pieces after other steps."""
-    tokenizer = samples.make_unigram()
+    tokenizer = sentencepiece_samples.make_unigram()
     tokenizer.normalizer = normalizer or normalizers.Sequence([])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split), *steps]
@@ -52,7 +53,7 @@ def metaspace_variants():
         ("regex", [decoders.Replace(Regex(r"[\u2581a-c]+"), "<>"), decoders.Strip("<", 1, 0)]),
     ):
         yield f"decoder, {name}", with_metaspace("always", True, decoders.Sequence(decoder))
-    data = json.loads(samples.make_llama2().to_str())
+    data = json.loads(sentencepiece_samples.make_llama2().to_str())
     for key, value in (("fuse_unk", False), ("byte_fallback", False), ("unk_token", None)):
         data["model"][key] = value
         yield f"llama2, {key} {value}", Tokenizer.from_str(json.dumps(data))
@@ -71,7 +72,7 @@ def with_pre_tokenizer(*steps, normalizer=None):
 
 
 def variants():
-    yield from ((name, make()) for name, make in samples.MAKERS.items())
+    yield from ((name, make()) for name, make in sentencepiece_samples.MAKERS.items())
     yield from metaspace_variants()
     for behavior in BEHAVIORS:
         for invert in (False, True):
