@@ -147,12 +147,14 @@ void read_gemma_layers(const ConfigFile& file, ModelConfig& config) {
     keys.fail("use_bidirectional_attention", "null or \"vision\", which changes images alone",
               "a bidirectional encoder is not supported");
   }
-  keys.require_switch("attention_bias", false,
-                      "encoder and decoder would have biases of their own, which are not supported");
+  keys.require_switch(
+      "attention_bias", false,
+      "encoder and decoder would have biases of their own, which are not supported");
   config.moe = gemma_experts(keys, config.num_layers);
   config.gemma.emplace();
   config.gemma->embed_scale = std::sqrt(static_cast<double>(config.hidden_size));
-  config.gemma->logit_softcap = keys.number("final_logit_softcapping", 1e-6, kMaxCap);
+  config.gemma->logit_softcap =
+      keys.optional_number("final_logit_softcapping", 1e-6, kMaxCap).value_or(30.0);
 }
 
 void read_gemma_rope(const ConfigFile& file, ModelConfig& config, std::string& source) {

@@ -86,7 +86,7 @@ SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& o
       state.prompt_length + generated_positions(state.prompt_length, request.gen_length, options);
   state.tokens.assign(static_cast<size_t>(total), options.mask_token_id);
   std::copy(request.prompt.begin(), request.prompt.end(), state.tokens.begin());
-  state.block = first_block(state.prompt_length, options);
+  state.block = options.canvas ? 0 : prefill_length(state, options) / options.block_length();
   if (request.replayed && request.replay.empty()) state.outcome.reason = FinishReason::replayed;
   return state;
 }

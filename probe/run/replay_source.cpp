@@ -12,18 +12,30 @@
 namespace blockscope {
 namespace {
 
+/// A recorder that does not know the answer's length inserts each new canvas at the frame's end.
+void take_new_canvas(const SequenceDelta& changes, int64_t prompt_length, ReplayStep& step) {
+  const size_t transfers = changes.transfer_index.size();
+  for (size_t i = 0; i < changes.insert_index.size(); ++i) {
+    step.noise_positions.push_back(prompt_length + changes.insert_index[i] +
+                                   static_cast<int64_t>(i));
+    step.noise_tokens.push_back(changes.decoded_tokens.at(transfers + i));
+  }
+}
+
 /// The reader lists the tokens of the transfers first, then those of the insertions.
 void take_delta(const TraceReader& reader, int64_t row, const SequenceDelta& changes,
                 int64_t prompt_length, ReplayStep& step) {
   const auto absolute = [&](const std::vector<int64_t>& positions, std::vector<int64_t>& into) {
     for (const int64_t position : positions) into.push_back(prompt_length + position);
   };
-  absolute(changes.insert_index, step.inserted);
+  const bool canvas = reader.info().meta.noise_canvas;
+  if (canvas) take_new_canvas(changes, prompt_length, step);
+  if (!canvas) absolute(changes.insert_index, step.inserted);
   absolute(changes.delete_index, step.deleted);
   const auto transfers = std::ssize(changes.transfer_index);
   const auto inserted = changes.decoded_tokens.begin() + transfers;
   for (auto token = inserted; token != changes.decoded_tokens.end(); ++token) {
-    if (*token == reader.info().meta.mask_token_id) continue;
+    if (canvas || *token == reader.info().meta.mask_token_id) continue;
     throw PromptError(
         fmt::format("{}: row {}: inserts the token {}, but a run inserts masks only. HINT: a trace "
                     "of `blockscope import` may hold steps that no strategy here takes",
@@ -31,7 +43,7 @@ void take_delta(const TraceReader& reader, int64_t row, const SequenceDelta& cha
   }
   for (size_t i = 0; i < changes.transfer_index.size(); ++i) {
     const int64_t position = prompt_length + changes.transfer_index[i];
-    if (reader.info().meta.noise_canvas && leaves_undecided(changes, i)) {
+    if (canvas && leaves_undecided(changes, i)) {
       step.noise_positions.push_back(position);
       step.noise_tokens.push_back(changes.decoded_tokens[i]);
       continue;

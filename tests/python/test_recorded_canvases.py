@@ -29,14 +29,16 @@ NEAR = ["/prediction/confidence", "/attention/external", "/attention/internal", 
 def traces(tmp_path_factory):
     """The checkpoint, the recorded trace and the runtime's."""
     folder = tmp_path_factory.mktemp("canvases")
-    model = diffusion_gemma("eager", head_dim=16, global_head_dim=32, num_key_value_heads=2, num_global_key_value_heads=1)
+    model = diffusion_gemma("eager", head_dim=16, global_head_dim=32, num_key_value_heads=2,
+                            num_global_key_value_heads=1)
     model.save_pretrained(folder / "model")
     prompt = torch.tensor([[7 * i % 90 + 3 for i in range(19)]])
-    with blockscope.record(model, folder / "theirs.h5", level="full", array_type="f32", set_size=SET_SIZE, router=True):
-        generate_canvases(model, prompt)
-    command = [BINARY, "capture", folder / "model", "--replay", folder / "theirs.h5", "--denoising-steps", STEPS, "--dtype",
-               "float32", "--record", "full", "--record-router", "--set-size", SET_SIZE, "--array-type", "f32", "-o",
-               folder / "ours.h5", "--quiet"]
+    with blockscope.record(model, folder / "theirs.h5", level="full", array_type="f32", set_size=SET_SIZE,
+                           router=True) as run:
+        run.end_sequence(generate_canvases(model, prompt))
+    command = [BINARY, "capture", folder / "model", "--replay", folder / "theirs.h5", "--denoising-steps", STEPS,
+               "--dtype", "float32", "--record", "full", "--record-router", "--set-size", SET_SIZE, "--array-type",
+               "f32", "-o", folder / "ours.h5", "--quiet"]
     subprocess.run([str(part) for part in command], check=True)
     return folder
 
@@ -74,8 +76,8 @@ def test_another_model_is_found(traces):
     changed.mkdir()
     (changed / "config.json").write_text(json.dumps(config))
     (changed / "model.safetensors").symlink_to(traces / "model/model.safetensors")
-    command = [BINARY, "capture", changed, "--replay", traces / "theirs.h5", "--denoising-steps", STEPS, "--dtype", "float32",
-               "--record", "full", "--array-type", "f32", "-o", traces / "changed.h5", "--quiet"]
+    command = [BINARY, "capture", changed, "--replay", traces / "theirs.h5", "--denoising-steps", STEPS, "--dtype",
+               "float32", "--record", "full", "--array-type", "f32", "-o", traces / "changed.h5", "--quiet"]
     subprocess.run([str(part) for part in command], check=True)
     result = subprocess.run([BINARY, "diff", str(traces / "theirs.h5"), str(traces / "changed.h5"), "--teacher"],
                             capture_output=True, text=True)

@@ -115,7 +115,6 @@ TEST(DiffusionGemmaConfig, WhatWeDoNotDoIsRefusedByName) {
       {"/text_config/sliding_window", nullptr},
       {"/text_config/num_experts", nullptr},
       {"/text_config/top_k_experts", 129},
-      {"/text_config/final_logit_softcapping", nullptr},
       {"/text_config/rope_parameters/full_attention/rope_type", "yarn"},
       {"/text_config/rope_parameters/sliding_attention/partial_rotary_factor", 0.5},
       {"/text_config/per_layer_config/2/num_key_value_heads", 3},

@@ -2,6 +2,7 @@
 sampler's acceptance and its stop rule; the attention of every layer in float64 from the official queries, keys and
 values; then transformers' whole generate() with our draws, and a replay."""
 
+import json
 import pathlib
 import sys
 
@@ -95,7 +96,8 @@ def compare_attention(trace, row, spec, official, n, canvas, worst):
         harness.require(np.abs(region.sum(-1) - 1).max() < 1e-4, "the weights of all regions are not 1")
         both = np.exp(np.stack([outer[1], inner[1]]) - np.logaddexp(outer[1], inner[1]))
         masks = region_names(trace).index("masks")
-        weights = np.exp(attention_math.scores_of(query, key[:, seen:], scale) - np.logaddexp(outer[1], inner[1])[..., None])
+        whole = np.logaddexp(outer[1], inner[1])
+        weights = np.exp(attention_math.scores_of(query, key[:, seen:], scale) - whole[..., None])
         worst.see("weight of noise", region[:, masks], weights[..., canvas].sum(-1).mean(-1), 1.0)
         worst.see("external mass", trace.rows("/summary/external_mass")[row, layer], both[0].mean(-1), 1.0)
 
@@ -166,9 +168,10 @@ def generate(model, prompt, draws, spec, canvases):
     EntropyBoundSampler.initialize_canvas = lambda *_args, **_kwargs: torch.tensor(next(noise))[None]
     torch.multinomial = lambda *_args, **_kwargs: torch.tensor(next(drawn))[:, None]
     try:
-        out = model.generate(torch.tensor(prompt)[None], max_new_tokens=canvases * spec["canvas"], max_denoising_steps=STEPS,
-                             t_min=T_MIN, t_max=T_MAX, stability_threshold=STABLE, confidence_threshold=0.005,
-                             sampler_config=EntropyBoundSamplerConfig(entropy_bound=0.1), eos_token_id=None, pad_token_id=None)
+        out = model.generate(
+            torch.tensor(prompt)[None], max_new_tokens=canvases * spec["canvas"], max_denoising_steps=STEPS,
+            t_min=T_MIN, t_max=T_MAX, stability_threshold=STABLE, confidence_threshold=0.005,
+            eos_token_id=None, pad_token_id=None, sampler_config=EntropyBoundSamplerConfig(entropy_bound=0.1))
     finally:
         EntropyBoundSampler.initialize_canvas, torch.multinomial = real_noise, real_draw
     return out.sequences[0, len(prompt):].tolist()
@@ -181,8 +184,9 @@ def check_spec(folder, name):
     prompts = [torch.randint(0, spec["vocab"], (n,), generator=generator).tolist() for n in LENGTHS]
     lines = folder / f"{name}.jsonl"
     lines.write_text("".join(f'{{"id": "p{i}", "input_ids": {ids}}}\n' for i, ids in enumerate(prompts)))
-    common = ("--prompts", lines, "--gen-length", 2 * spec["canvas"] + 1, "--denoising-steps", STEPS, "--no-stop", "--dtype",
-              "float32", "--threads", 1, "--record", "full", "--record-router", "--set-size", SET_SIZE, "--array-type", "f32")
+    common = ("--prompts", lines, "--gen-length", 2 * spec["canvas"] + 1, "--denoising-steps", STEPS, "--no-stop",
+              "--dtype", "float32", "--threads", 1, "--record", "full", "--record-router", "--set-size", SET_SIZE,
+              "--array-type", "f32")
     harness.run("capture", folder / name, *common, "--seed", 7 + spec["seed"], "-o", folder / f"{name}.h5")
     trace = Trace(folder / f"{name}.h5")
     worst = Worst()
@@ -197,13 +201,16 @@ def check_spec(folder, name):
         harness.require(len(draws) == 3, f"{name}: expected 3 canvases, got {len(draws)}")
     check_replay(folder, name, common, trace)
     check_logits(folder, name, spec, model, prompts[1])
+    if name in ("gemma", "gemma-sure"):
+        check_policies(folder, name, (*common, "--seed", 3))
     print(f"{name:20} {rows} rows, {steps} steps of {3 * 3 * STEPS}; " +
           ", ".join(f"{what} {error:.1e}" for what, error in worst.items()))
     return steps
 
 
 def check_logits(folder, name, spec, model, prompt):
-    """`check` over a canvas's first step: within the tolerance, beyond it with one changed logit, other masks refused."""
+    """`check` over a canvas's first step: within the tolerance, beyond it with one changed logit. Other masks are
+    refused."""
     official = OfficialCanvas(model)
     official.encode(prompt)
     canvas = [(7 * i + 3) % spec["vocab"] for i in range(spec["canvas"])]
@@ -213,8 +220,8 @@ def check_logits(folder, name, spec, model, prompt):
     def check(values, mask, expect):
         save_file({"input_ids": torch.tensor([*prompt, *canvas]), "logits": values}, reference,
                   metadata={"mask": mask, "block_length": str(spec["canvas"])})
-        return harness.run("check", folder / name, "--reference", reference, "--dtype", "float32", "--tol", 1e-5, "--threads", 1,
-                           expect=expect)
+        return harness.run("check", folder / name, "--reference", reference, "--dtype", "float32", "--tol", 1e-5,
+                           "--threads", 1, expect=expect)
     check(logits, "canvas", 0)
     changed = logits.clone()
     changed[1, 2] += 1e-3 * float(logits.max() - logits.min())
@@ -222,9 +229,34 @@ def check_logits(folder, name, spec, model, prompt):
     check(logits, "causal", 1)
 
 
+def check_policies(folder, name, common):
+    """A set of all keys decides as exact attention does, windows are read whole, and the reads are those of the
+    rules."""
+    runs = {}
+    for policy in ("exact", "mage,k=400", "mage,k=3", "flashblock,tau=9"):
+        path = folder / f"{name}-{policy}.h5"
+        harness.run("capture", folder / name, *common, "--policy", policy, "-o", path)
+        runs[policy] = Trace(path)
+    deltas = {policy: [trace.delta(row)[:2] for row in range(trace.num_rows)] for policy, trace in runs.items()}
+    harness.require(deltas["mage,k=400"] == deltas["exact"], f"{name}: all keys are not exact attention")
+    selected = runs["mage,k=3"].rows("/attention/selected")
+    kinds = np.array([kind == "f" for kind in spec_of(name)["kinds"]])
+    harness.require((selected[:, ~kinds] == -1).all(), f"{name}: keys of a window were chosen")
+    harness.require((selected[:, kinds] >= 0).any(), f"{name}: no keys of a global layer were chosen")
+    reused = runs["flashblock,tau=9"].rows("/attention/reused")
+    harness.require((reused == 1).any(), f"{name}: nothing was reused")
+    recording = common.index("--record")
+    for policy in ("mage,k=3", "flashblock,tau=9"):
+        out = folder / "verify.json"
+        harness.run("verify", folder / name, *common[:recording], "--policy", policy, "-o", out, "--force")
+        own = json.loads(out.read_text())["settings"][0]
+        harness.require(own["measured_equals_predicted"], f"{name}: {policy} reads other keys than its rule says")
+
+
 def check_replay(folder, name, common, trace):
     arguments = [a for a in common if a not in ("--prompts", common[1], "--gen-length", common[3], "--no-stop")]
-    harness.run("capture", folder / name, "--replay", folder / f"{name}.h5", *arguments, "-o", folder / f"{name}-again.h5")
+    harness.run("capture", folder / name, "--replay", folder / f"{name}.h5", *arguments, "-o",
+                folder / f"{name}-again.h5")
     again = Trace(folder / f"{name}-again.h5")
     for path in ("/steps/kind", "/steps/changed", "/steps/masks_left", "/prediction/token", "/prediction/confidence",
                  "/attention/external", "/sets/topk", "/router/expert", "/frames/delta_end"):
