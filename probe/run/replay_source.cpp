@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "decode_record/base/error.h"
@@ -126,6 +127,12 @@ ReplaySource read_replay(const std::string& path, bool answers_alone) {
     request.prompt_hash = prompt_hash(ids);
     request.replayed = true;
     request.replay = read_steps(reader, index, static_cast<int64_t>(sequence.prompt.size()));
+    for (const ReplayStep& step : request.replay) {
+      for (const int64_t position : step.noise_positions) {
+        request.gen_length =
+            std::max(request.gen_length, position + 1 - std::ssize(sequence.prompt));
+      }
+    }
     source.prompts.push_back(std::move(prompt));
   }
   if (source.prompts.empty()) {
