@@ -84,6 +84,15 @@ RopeConfig gemma_rope(const JsonObject& all, const std::string& kind, std::int64
   return rope;
 }
 
+/// The layer that a key of per_layer_config names: "5" or "05".
+std::size_t layer_number(const JsonObject& listed, const std::string& name, std::size_t layers) {
+  const bool digits = !name.empty() && name.size() <= 6 &&
+                      name.find_first_not_of("0123456789") == std::string::npos;
+  const std::size_t layer = digits ? std::stoul(name) : layers;
+  if (layer >= layers) listed.fail(name, fmt::format("the number of a layer below {}", layers));
+  return layer;
+}
+
 /// Sizes of the layers that see all keys: `per_layer_config`, or the two older keys.
 struct GlobalSizes {
   std::int64_t head_dim = 0, num_kv_heads = 0;
@@ -99,27 +108,28 @@ GlobalSizes global_sizes(const JsonObject& keys, const ModelConfig& config,
   const auto listed = keys.optional_object("per_layer_config");
   if (!listed) return sizes;
   std::optional<GlobalSizes> first;
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const std::string name = std::to_string(layer);
-    if (global[static_cast<std::size_t>(layer)] != listed->has(name)) {
-      listed->fail(name, global[static_cast<std::size_t>(layer)]
-                             ? "an object: the layer sees all keys"
-                             : "nothing: the layer has a window");
+  std::vector<bool> named(global.size(), false);
+  for (const auto& [name, value] : listed->raw().items()) {
+    const std::size_t layer = layer_number(*listed, name, global.size());
+    const auto own = listed->optional_object(name);
+    if (!own || !global[layer] || named[layer]) {
+      listed->fail(name, "an object for each layer that sees all keys, and for no other layer");
     }
-    if (!listed->has(name)) continue;
-    const JsonObject own = *listed->optional_object(name);
+    named[layer] = true;
     const GlobalSizes here{
-        own.optional_integer("head_dim", 2, kMaxHeadDim).value_or(config.head_dim),
-        own.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(config.num_kv_heads)};
-    for (const std::string& key : own.unread()) {
-      own.fail(key, "no such key: only head_dim and num_key_value_heads may differ");
+        own->optional_integer("head_dim", 2, kMaxHeadDim).value_or(config.head_dim),
+        own->optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(config.num_kv_heads)};
+    for (const std::string& key : own->unread()) {
+      own->fail(key, "no such key: only head_dim and num_key_value_heads may differ");
     }
     if (first && (first->head_dim != here.head_dim || first->num_kv_heads != here.num_kv_heads)) {
       listed->fail(name, "the sizes of the other layers that see all keys");
     }
     first = here;
   }
-  for (const std::string& key : listed->unread()) listed->fail(key, "the number of a layer");
+  if (named != global) {
+    keys.fail("per_layer_config", "an object for each layer that sees all keys");
+  }
   return first.value_or(sizes);
 }
 

@@ -87,6 +87,15 @@ TEST(DiffusionGemmaConfig, TheOlderKeysSayTheSame) {
   EXPECT_EQ(layer_sizes(gemma_config(config)), layer_sizes(gemma_config(gemma_keys())));
 }
 
+TEST(DiffusionGemmaConfig, LayerNumbersMayHaveZerosInFront) {
+  json config = gemma_keys();
+  json& listed = config["text_config"]["per_layer_config"];
+  listed["02"] = listed["2"];
+  EXPECT_THAT(checkpoint_error([&] { gemma_config(config); }), HasSubstr("per_layer_config"));
+  listed.erase("2");
+  EXPECT_EQ(layer_sizes(gemma_config(config)), layer_sizes(gemma_config(gemma_keys())));
+}
+
 TEST(DiffusionGemmaConfig, AQuarterOfTheGlobalPairsTurn) {
   const ModelConfig config = gemma_config(gemma_keys());
   const auto global = rope_inverse_frequencies(config.layer(2).rope, 512, 1).inv_freq;
@@ -100,7 +109,7 @@ TEST(DiffusionGemmaConfig, AQuarterOfTheGlobalPairsTurn) {
 
 TEST(DiffusionGemmaConfig, TheLastLayerSeesAllKeys) {
   json config = with_key("/text_config/layer_types",
-                     {"sliding_attention", "sliding_attention", "sliding_attention"});
+                         {"sliding_attention", "sliding_attention", "sliding_attention"});
   EXPECT_EQ(gemma_config(config).layer(2).window, 0);
 }
 
@@ -119,6 +128,8 @@ TEST(DiffusionGemmaConfig, WhatWeDoNotDoIsRefusedByName) {
       {"/text_config/rope_parameters/sliding_attention/partial_rotary_factor", 0.5},
       {"/text_config/per_layer_config/2/num_key_value_heads", 3},
       {"/text_config/per_layer_config/0", {{"head_dim", 128}}},
+      {"/text_config/per_layer_config/last", {{"head_dim", 128}}},
+      {"/text_config/per_layer_config", json::object()},
       {"/text_config/use_double_wide_mlp", true},
       {"/text_config/num_kv_shared_layers", 4},
       {"/text_config/a_key_of_tomorrow", 1},
