@@ -1,5 +1,6 @@
-// `blockscope diff`: compares two traces within a tolerance, and the rounds of two drafted traces
-// by their position in the answer. Exit code 0 equal, 1 different, 2 usage.
+// `blockscope diff`: compares two traces within a tolerance, the rounds of two drafted traces by
+// their position in the answer, or what two implementations computed (diff_teacher.h). Exit code 0
+// equal, 1 different, 2 usage.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -9,6 +10,7 @@
 
 #include "analysis/metrics/round_comparison.h"
 #include "cli/commands.h"
+#include "cli/diff_teacher.h"
 #include "command_line/options.h"
 #include "command_line/printable.h"
 #include "decode_record/base/text.h"
@@ -24,6 +26,8 @@ struct DiffFlags {
   CompareOptions options;
   bool all = false;
   bool rounds = false;
+  bool teacher = false;
+  TeacherFlags by_teacher;
 };
 
 constexpr std::size_t kShownSequences = 5;
@@ -124,6 +128,19 @@ bool rounds_alone(const DiffFlags& flags, const TraceMeta& a, const TraceMeta& b
 }
 
 void run_diff(const CLI::App& command, const DiffFlags& flags) {
+  for (const char* option : {"--range-tol", "--json", "--csv", "--force"}) {
+    refuse_idle(command, option, flags.teacher, "--teacher");
+  }
+  if (flags.teacher) {
+    for (const char* option :
+         {"--tol", "--rtol", "--ignore-timing", "--ignore-aborted", "--rounds"}) {
+      refuse_idle_beside(command, option, "--teacher");
+    }
+    if (!run_teacher(flags.first, flags.second, flags.by_teacher, flags.all)) {
+      throw CLI::RuntimeError(1);
+    }
+    return;
+  }
   const TraceMeta a = read_trace_meta(flags.first);
   const TraceMeta b = read_trace_meta(flags.second);
   bool equal = true;
@@ -169,16 +186,21 @@ void add_diff_command(CLI::App& app) {
   command->add_flag("--rounds", flags->rounds,
                     "Compare only the rounds of drafted traces (default if one was imported)");
   command->add_flag("--all", flags->all,
-                    "Also list equal datasets and every sequence that differs");
+                    "Also list equal datasets, every sequence that differs, and every layer");
+  command->add_flag("--teacher", flags->teacher,
+                    "Find where two implementations of one model first differ at the same tokens");
+  add_teacher_options(*command, flags->by_teacher);
   command->footer(
       "Tokens, steps and all other integers must be equal.\n"
       "An aborted sequence was cut by a kill and decoded again by --resume.\n"
       "Rounds of drafted traces are matched by their position in the answer. Values that only\n"
       "one of the two traces has are not compared.\n"
+      "--teacher needs the same tokens in both: capture one with --replay of the other.\n"
       "Exit codes: 0 equal, 1 different or unreadable, 2 usage.\n"
       "Example: blockscope diff a.h5 b.h5 --tol 1e-3 --ignore-timing\n"
       "Example: blockscope diff resumed.h5 whole.h5 --ignore-timing --ignore-aborted\n"
-      "Example: blockscope diff ours.h5 engine.h5 --rounds");
+      "Example: blockscope diff ours.h5 engine.h5 --rounds\n"
+      "Example: blockscope diff ours.h5 engine.h5 --teacher");
   command->callback([flags, command] { run_diff(*command, *flags); });
 }
 

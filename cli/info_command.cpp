@@ -15,6 +15,7 @@
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/metrics.h"
 #include "cli/commands.h"
+#include "cli/followed_answers.h"
 #include "command_line/options.h"
 #include "command_line/printable.h"
 #include "decode_record/base/error.h"
@@ -70,10 +71,13 @@ struct Summary {
   std::int64_t decided = 0;                 // tokens decided
   std::int64_t pass_time_ns = 0;            // summed over rows; a batch's pass counts once per row
   std::int64_t taken_back = 0;              // tokens (has_revocations)
-  std::int64_t computed = 0;                // positions, over all layers and denoising rows
-  std::int64_t canvases = 0;                // the same, without any cache (has_cache)
-  std::int64_t blocks = 0;                  // distinct (sequence, block)
-  Mean score;                               // over scored sequences that were not aborted
+  std::int64_t edited = 0;                  // tokens that another one replaced
+  std::int64_t inserted = 0;                // positions
+  std::int64_t deleted = 0;
+  std::int64_t computed = 0;  // positions, over all layers and denoising rows
+  std::int64_t canvases = 0;  // the same, without any cache (has_cache)
+  std::int64_t blocks = 0;    // distinct (sequence, block)
+  Mean score;                 // over scored sequences that were not aborted
   std::vector<LayerMeans> layers;
 };
 
@@ -142,7 +146,7 @@ Summary summarise(const TraceReader& reader) {
   for (const std::int64_t layer : info.meta.layers) summary.layers.push_back({layer, {}});
   std::vector<std::int64_t> last_block(static_cast<std::size_t>(info.num_sequences), -1);
   std::vector<std::int64_t> lengths(last_block.size(), -1);  // of canvases
-  std::vector<DecidedPositions> decided(last_block.size());
+  FollowedAnswers followed(reader);
   const std::vector<std::uint8_t> aborted = reader.aborted();
   summary.aborted.sequences = info.num_sequences - std::ranges::count(aborted, 0);
   summary.sequences = info.num_sequences - summary.aborted.sequences;
@@ -151,9 +155,8 @@ Summary summarise(const TraceReader& reader) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(steps.count); ++i) {
       const auto sequence = static_cast<std::size_t>(steps.sequence[i]);
       const bool real = aborted.at(sequence) == 0;
-      const FrameDelta delta = reader.delta(first + static_cast<std::int64_t>(i));
-      const std::int64_t tokens =
-          info.meta.noise_canvas ? decided.at(sequence).add(delta) : net_transfers(delta);
+      const StepChanges changes = followed.step(first, steps, i);
+      const std::int64_t tokens = changes.net_tokens;
       if (!real) {
         summary.aborted.rows += 1;
         summary.aborted.tokens += denoises(steps, i) ? tokens : 0;
@@ -168,6 +171,9 @@ Summary summarise(const TraceReader& reader) {
       summary.decided += tokens;
       const std::int64_t row = first + static_cast<std::int64_t>(i);
       summary.taken_back += std::ssize(reader.revoked(row));
+      summary.edited += changes.edited;
+      summary.inserted += changes.inserted;
+      summary.deleted += changes.deleted;
       if (!info.meta.has_cache) continue;
       std::int64_t& length = lengths.at(sequence);
       if (length < 0) length = positions_of(reader, steps.sequence[i]);
@@ -259,6 +265,11 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
   root["tokens_per_step"] = tokens_per_step(summary);
   if (info.meta.has_draft) root["tokens_per_round"] = tokens_per_round(summary);
   if (info.meta.has_revocations) root["tokens_taken_back"] = summary.taken_back;
+  if (summary.edited > 0) root["tokens_edited"] = summary.edited;
+  if (summary.inserted + summary.deleted > 0) {
+    root["positions_inserted"] = summary.inserted;
+    root["positions_deleted"] = summary.deleted;
+  }
   if (info.meta.has_cache) {
     root["cache"] = {{"positions_computed", summary.computed},
                      {"positions_of_whole_passes", summary.canvases},
@@ -356,6 +367,11 @@ void print_table(const TraceInfo& info, const Summary& summary) {
                      plural(summary.rows_by_kind[1], "round"), tokens_per_round(summary)));
   }
   if (meta.has_revocations) line("taken back", plural(summary.taken_back, "token"));
+  if (summary.edited > 0) line("edited", plural(summary.edited, "token"));
+  if (summary.inserted + summary.deleted > 0) {
+    line("moved", fmt::format("{} inserted, {} deleted", plural(summary.inserted, "position"),
+                              summary.deleted));
+  }
   if (meta.has_cache) {
     line("cache", fmt::format("{:.1f} % of a whole pass saved: {} of {} computed, all layers",
                               100.0 * share_saved(summary), summary.computed,

@@ -106,13 +106,13 @@ void check_rotation(const char* op, const at::Tensor& x, const at::Tensor& cos,
   check_shape(op, "sin", sin, cos.sizes());
 }
 
-OperandSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,
-                             const at::Tensor& keys, const char* value_name,
-                             const at::Tensor* values, at::Device device) {
+AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,
+                               const at::Tensor& keys, const char* value_name,
+                               const at::Tensor* values, at::Device device) {
   check_query(op, q, device);
   check_operand(op, key_name, keys, q.scalar_type(), device);
   check_shape(op, key_name, keys, {q.size(0), -1, -1, q.size(3)});
-  OperandSizes sizes;
+  AttentionSizes sizes;
   sizes.sequences = q.size(0);
   sizes.heads = q.size(1);
   sizes.kv_heads = keys.size(1);
@@ -130,10 +130,10 @@ OperandSizes check_attention(const char* op, const at::Tensor& q, const char* ke
   return sizes;
 }
 
-OperandSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
-                                   const at::Tensor& v_ext, const at::Tensor& k_in,
-                                   const at::Tensor& v_in, at::Device device) {
-  const OperandSizes sizes = check_attention(op, q, "k_ext", k_ext, "v_ext", &v_ext, device);
+AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
+                                     const at::Tensor& v_ext, const at::Tensor& k_in,
+                                     const at::Tensor& v_in, at::Device device) {
+  const AttentionSizes sizes = check_attention(op, q, "k_ext", k_ext, "v_ext", &v_ext, device);
   check_operand(op, "k_in", k_in, q.scalar_type(), device);
   check_shape(op, "k_in", k_in, {sizes.sequences, sizes.kv_heads, -1, sizes.dim});
   check_operand(op, "v_in", v_in, q.scalar_type(), device);
@@ -142,7 +142,7 @@ OperandSizes check_split_attention(const char* op, const at::Tensor& q, const at
 }
 
 std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
-                                   const OperandSizes& sizes) {
+                                   const AttentionSizes& sizes) {
   check_cpu(op, "reuse_mask", mask, at::kBool);
   if (mask.dim() == 1) {
     check_shape(op, "reuse_mask", mask, {sizes.heads});
@@ -155,7 +155,7 @@ std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
 }
 
 std::vector<bool> check_refresh_rows(const char* op, const at::Tensor& rows,
-                                     const OperandSizes& sizes) {
+                                     const AttentionSizes& sizes) {
   if (!rows.defined()) return {};
   check_cpu(op, "refresh_rows", rows, at::kBool);
   check_shape(op, "refresh_rows", rows, {sizes.sequences, sizes.queries});
@@ -167,7 +167,7 @@ std::vector<bool> check_refresh_rows(const char* op, const at::Tensor& rows,
 }
 
 bool takes_cached(const std::vector<bool>& reuse, const std::vector<bool>& refresh,
-                  const OperandSizes& sizes) {
+                  const AttentionSizes& sizes) {
   for (int64_t s = 0; s < sizes.sequences; ++s) {
     const auto heads = reuse.begin() + s * sizes.heads;
     if (std::find(heads, heads + sizes.heads, true) == heads + sizes.heads) continue;
@@ -214,7 +214,7 @@ std::vector<int64_t> check_lengths(const char* op, const char* name, const at::T
   return result;
 }
 
-void check_spread(const char* op, const WeightSpread& spread, const OperandSizes& sizes,
+void check_spread(const char* op, const WeightSpread& spread, const AttentionSizes& sizes,
                   const std::vector<int64_t>& lengths, int64_t internal_keys) {
   TORCH_CHECK(std::ssize(spread.ends) == sizes.sequences, op, ": spread.ends: expected ",
               sizes.sequences, " sequences, got ", spread.ends.size());

@@ -38,7 +38,7 @@ void check_rotation(const char* op, const at::Tensor& x, const at::Tensor& cos,
                     const at::Tensor& sin);
 
 // Sizes shared by the arguments of an attention operator.
-struct OperandSizes {
+struct AttentionSizes {
   int64_t sequences = 0;      // S
   int64_t heads = 0;          // H
   int64_t kv_heads = 0;       // K
@@ -49,27 +49,27 @@ struct OperandSizes {
 };
 
 // Checks q [S, H, T, D] and keys [S, K, N, D] (and values, if defined, of the same shape).
-OperandSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,
-                             const at::Tensor& keys, const char* value_name,
-                             const at::Tensor* values, at::Device device = at::kCPU);
+AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,
+                               const at::Tensor& keys, const char* value_name,
+                               const at::Tensor* values, at::Device device = at::kCPU);
 
 // Checks the arguments of split_attention: like check_attention, and k_in, v_in [S, K, T_in, D].
-OperandSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
-                                   const at::Tensor& v_ext, const at::Tensor& k_in,
-                                   const at::Tensor& v_in, at::Device device = at::kCPU);
+AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
+                                     const at::Tensor& v_ext, const at::Tensor& k_in,
+                                     const at::Tensor& v_in, at::Device device = at::kCPU);
 
 // Checks reuse_attention's mask, [H] or [S, H] bool on the CPU, and returns flags [S * H].
 std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
-                                   const OperandSizes& sizes);
+                                   const AttentionSizes& sizes);
 
 // Checks reuse_attention's refresh_rows, [S, T] bool on the CPU, and returns flags [S * T]; empty
 // if it is undefined or has no row.
 std::vector<bool> check_refresh_rows(const char* op, const at::Tensor& rows,
-                                     const OperandSizes& sizes);
+                                     const AttentionSizes& sizes);
 
 // Whether a row of a head that reuses takes the cached pair, from the flags of the two functions.
 bool takes_cached(const std::vector<bool>& reuse, const std::vector<bool>& refresh,
-                  const OperandSizes& sizes);
+                  const AttentionSizes& sizes);
 
 // Checks merge_attention's parts, which must be on the device of the first.
 void check_merge_parts(const char* op, const std::vector<at::Tensor>& outputs,
@@ -80,7 +80,7 @@ std::vector<int64_t> check_lengths(const char* op, const char* name, const at::T
                                    int64_t sequences, int64_t capacity);
 
 // Checks the question of `spread`: its ends and places.
-void check_spread(const char* op, const WeightSpread& spread, const OperandSizes& sizes,
+void check_spread(const char* op, const WeightSpread& spread, const AttentionSizes& sizes,
                   const std::vector<int64_t>& lengths, int64_t internal_keys);
 
 }  // namespace blockscope

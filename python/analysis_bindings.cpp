@@ -12,6 +12,7 @@
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/query_comparison.h"
 #include "analysis/metrics/similarity_matrix.h"
+#include "analysis/metrics/teacher_comparison.h"
 #include "analysis/pass/damage.h"
 #include "analysis/results/export_csv.h"
 #include "analysis/results/export_hdf5.h"
@@ -222,6 +223,15 @@ AnalyzeAnswer compare(const AnalyzeRequest& request, const std::string& backbone
   return answer;
 }
 
+std::string teacher(const std::string& a, const std::string& b, std::optional<double> tolerance,
+                    PythonProgress& progress) {
+  close_unfinished();
+  TeacherOptions options;
+  options.tolerance = tolerance;
+  options.progress = progress.callback();
+  return teacher_json(compare_teacher(a, b, options));
+}
+
 AnalyzeAnswer matrix(const std::string& path, const MatrixRequest& request) {
   close_unfinished();
   const TraceGroup traces({path});
@@ -315,6 +325,15 @@ nb::dict analyze_bound(const std::vector<nb::bytes>& traces,
   return answer_dict(run_shown(shown, [&] { return analyze(request, shown); }));
 }
 
+/// The JSON of `blockscope diff --teacher --json`.
+nb::bytes compare_teacher_bound(const nb::bytes& a, const nb::bytes& b,
+                                std::optional<double> tolerance, nb::object progress) {
+  PythonProgress shown(std::move(progress));
+  return to_bytes(run_shown(shown, [&, first = to_string(a), second = to_string(b)] {
+    return teacher(first, second, tolerance, shown);
+  }));
+}
+
 nb::dict compare_backbone_bound(const nb::bytes& trace, const nb::bytes& backbone, Indices layers,
                                 Indices heads, Indices steps, Indices blocks, Indices sequences,
                                 bool from_summary, std::size_t threads, std::size_t memory_mib,
@@ -402,6 +421,8 @@ void bind_analysis(nb::module_& module) {
              nb::arg("count"), nb::arg("set_sizes"), nb::arg("sink_factor"),
              nb::arg("from_summary"), nb::arg("threads"), nb::arg("memory_mib"),
              nb::arg("progress").none());
+  module.def("compare_teacher", &compare_teacher_bound, nb::arg("a"), nb::arg("b"),
+             nb::arg("tolerance").none(), nb::arg("progress").none());
   module.def("compare_backbone", &compare_backbone_bound, nb::arg("trace"), nb::arg("backbone"),
              nb::arg("layers").none(), nb::arg("heads").none(), nb::arg("steps").none(),
              nb::arg("blocks").none(), nb::arg("sequences").none(), nb::arg("from_summary"),

@@ -64,6 +64,8 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.has_kept_pair = meta.level >= RecordLevel::summary;
   meta.has_set_norms = entry<bool>(from, "has_set_norms");
   meta.has_interventions = entry<bool>(from, "has_interventions");
+  meta.experts_per_token = entry<std::int64_t>(from, "experts_per_token");
+  meta.num_experts = entry<std::int64_t>(from, "num_experts");
   meta.map_layers = entry<std::vector<std::int64_t>>(from, "map_layers");
   meta.map_heads = entry<std::vector<std::int64_t>>(from, "map_heads");
   meta.map_positions = entry<std::int64_t>(from, "map_positions");

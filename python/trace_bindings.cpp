@@ -3,6 +3,7 @@
 
 #include "decode_record/base/error.h"
 #include "decode_record/compare/compare_traces.h"
+#include "decode_record/frames/token_changes.h"
 #include "decode_record/read/trace_arrays.h"
 #include "decode_record/read/trace_reader.h"
 #include "python/bindings.h"
@@ -175,6 +176,47 @@ nb::list deltas_of(TraceHandle& trace, std::int64_t sequence) {
   return result;
 }
 
+/// One tuple for each denoising step: row, inserted, deleted, and of every changed position its
+/// place, kind, token before and after, and confidence.
+nb::list changes_of(TraceHandle& trace, std::int64_t sequence) {
+  struct Step {
+    std::int64_t row = 0;
+    StepChanges changes;
+  };
+  const std::vector<Step> steps = without_gil([&] {
+    const TraceReader& reader = trace.reader();
+    const TraceMeta& meta = reader.info().meta;
+    const DecodeRecord record = reader.decode_record(sequence);
+    std::vector<std::int64_t> tokens = record.initial_frame().generated_tokens;
+    const std::int64_t prompt = std::ssize(record.initial_frame().prompts.at(0));
+    std::vector<Step> found;
+    for (const std::int64_t row : reader.rows_of(sequence)) {
+      const StepColumns columns = reader.steps(row, 1);
+      if (static_cast<PassKind>(columns.kind[0]) != PassKind::denoise) continue;
+      const SequenceDelta& delta = record.delta(found.size()).rows.front();
+      found.push_back({row, follow_delta(tokens, 0, delta, meta.mask_token_id,
+                                         columns.block_start[0] - prompt + meta.block_length)});
+    }
+    return found;
+  });
+  nb::list result;
+  for (const Step& step : steps) {
+    std::vector<std::int64_t> position, kind, before, after;
+    std::vector<float> confidence;
+    for (const TokenChange& change : step.changes.changes) {
+      position.push_back(change.position);
+      kind.push_back(static_cast<std::int64_t>(change.kind));
+      before.push_back(change.before);
+      after.push_back(change.after);
+      confidence.push_back(change.confidence);
+    }
+    result.append(nb::make_tuple(step.row, step.changes.inserted, step.changes.deleted,
+                                 to_bytearray(position), to_bytearray(kind), to_bytearray(before),
+                                 to_bytearray(after), to_bytearray(confidence)));
+  }
+  return result;
+}
+
 /// The bytes of the tokens' vocabulary pieces, one element per token.
 nb::list pieces_of(TraceHandle& trace, const std::vector<std::int64_t>& tokens) {
   const std::vector<std::string> pieces = without_gil([&] {
@@ -285,6 +327,7 @@ void bind_trace(nb::module_& module) {
            })
       .def("frame", &frame_of, nb::arg("sequence"), nb::arg("t"))
       .def("deltas", &deltas_of, nb::arg("sequence"))
+      .def("changes", &changes_of, nb::arg("sequence"))
       .def("num_pieces",
            [](TraceHandle& trace) {
              return without_gil([&] { return trace.reader().num_pieces(); });

@@ -67,6 +67,34 @@ std::optional<ReportFigure> decoding_over_steps(const MetricResult& result) {
   return part;
 }
 
+std::optional<ReportTable> decoding_edits(const MetricResult& result) {
+  const ResultArray* edits = result.find("edits_by_step");
+  if (edits == nullptr) return std::nullopt;
+  const ResultArray& masks = result.array("masks_by_step");
+  const ResultArray& tokens = result.array("tokens_by_step");
+  ReportTable part;
+  part.name = "decoding-edits";
+  part.title = "Edits over the steps of a block";
+  part.caption =
+      "Means over blocks. Edited: another token replaced one that was decided before. Masks that "
+      "fill a block up at its end and positions that insertions push out of it are not counted.";
+  part.table.header = {"step", "masks before", "tokens decided"};
+  for (std::size_t kind = 0; kind < edits->axes[0].size(); ++kind) {
+    part.table.header.push_back(edits->axes[0].label(kind));
+  }
+  part.table.header.emplace_back("blocks");
+  for (std::size_t step = 0; step < edits->axes[1].size(); ++step) {
+    std::vector<std::string> row{edits->axes[1].label(step), report_number(masks.values[step], 2),
+                                 report_number(tokens.values[step], 2)};
+    for (std::size_t kind = 0; kind < edits->axes[0].size(); ++kind) {
+      row.push_back(report_number(edits->at({kind, step}), 2));
+    }
+    row.push_back(terms_text(tokens, {step}));
+    part.table.rows.push_back(std::move(row));
+  }
+  return part;
+}
+
 std::optional<ReportFigure> settled_map(const MetricResult& result) {
   const ResultArray& settled = result.array("settled");
   const ValueRange range = range_of(settled);

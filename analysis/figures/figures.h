@@ -118,6 +118,8 @@ std::optional<ReportFigure> draft_speedup(const MetricResult& result);
 
 /// How the run decoded. `result`: `decoding`.
 std::optional<ReportTable> decoding_means(const MetricResult& result);
+/// Only of traces with edits, tokens taken back, insertions or deletions.
+std::optional<ReportTable> decoding_edits(const MetricResult& result);
 std::optional<ReportFigure> decoding_over_steps(const MetricResult& result);
 std::optional<ReportFigure> settled_map(const MetricResult& result);
 

@@ -49,6 +49,8 @@ constexpr std::array kMethods{
     MethodColor{"klass", okabe_ito::kVermilion, 7},
     MethodColor{"pc_sampler", okabe_ito::kOrange, 7, 2},
     MethodColor{"wino", okabe_ito::kGreen, 9},
+    MethodColor{"joint_threshold", okabe_ito::kGreen, 5, 2},
+    MethodColor{"joint_threshold_indel", okabe_ito::kVermilion, 11, 2},
 };
 
 /// "mage,k=64" and "mage with adapter" are mage; nullptr for other names.

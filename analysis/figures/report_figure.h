@@ -20,6 +20,7 @@ struct ReportTable {
   std::string title;
   std::string caption;
   NumberTable table;
+  bool prose = false;  ///< cells are sentences, which wrap
 };
 
 }  // namespace blockscope

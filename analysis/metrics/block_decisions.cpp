@@ -1,5 +1,7 @@
 #include "analysis/metrics/block_decisions.h"
 
+#include "decode_record/frames/token_changes.h"
+
 namespace blockscope {
 
 BlockDecisions decisions_of(const TraceReader& trace, const BlockSteps& block) {
@@ -11,22 +13,21 @@ BlockDecisions decisions_of(const TraceReader& trace, const BlockSteps& block) {
   if (block.steps.empty()) return decisions;
   const auto prompt = static_cast<std::int64_t>(trace.sequence(block.sequence).prompt.size());
   const std::int64_t origin = block.steps.front().block_start - prompt;
+  const std::int64_t mask = trace.info().meta.mask_token_id;
+  std::vector<std::int64_t> tokens(size, mask);
   for (std::size_t t = 0; t < block.steps.size(); ++t) {
     decisions.masks.push_back(masks);
     for (const SequenceDelta& part : trace.delta(block.steps[t].row).rows) {
-      for (std::size_t i = 0; i < part.transfer_index.size(); ++i) {
-        const std::int64_t position = part.transfer_index[i] - origin;
-        if (position < 0 || position >= length) continue;
-        const auto source = static_cast<std::size_t>(
-            part.transfer_src_index.empty() ? part.transfer_index[i] : part.transfer_src_index[i]);
-        if (source >= part.decoded_tokens.size()) continue;
-        const auto at = static_cast<std::size_t>(position);
-        decisions.token[at] = part.decoded_tokens[source];
-        const bool taken_back =
-            !part.transfer_step.empty() && part.transfer_step[i] == kUndecodedStep;
-        decisions.index[at] = taken_back ? -1 : static_cast<std::int64_t>(t);
-        masks[at] = taken_back ? 1 : 0;
+      for (const TokenChange& change :
+           follow_delta(tokens, origin, part, mask, origin + length).changes) {
+        const auto at = static_cast<std::size_t>(change.position - origin);
+        if (at >= size) continue;
+        const bool masked = change.after == mask;
+        decisions.token[at] = change.after;
+        decisions.index[at] = masked ? -1 : static_cast<std::int64_t>(t);
+        masks[at] = masked ? 1 : 0;
       }
+      tokens.resize(size, mask);
     }
   }
   return decisions;

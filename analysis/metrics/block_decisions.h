@@ -16,8 +16,8 @@ struct BlockDecisions {
   std::vector<std::vector<std::uint8_t>> masks;
 };
 
-/// Tokens that were taken back and decided again have their last step. Positions outside the block
-/// are left out, so this does not fit runs that decode token by token.
+/// Tokens that were taken back and decided again, edited or moved have their last step. Positions
+/// outside the block are left out, so this does not fit runs that decode token by token.
 BlockDecisions decisions_of(const TraceReader& trace, const BlockSteps& block);
 
 }  // namespace blockscope

@@ -11,6 +11,7 @@
 #include "analysis/math/running_mean.h"
 #include "analysis/metrics/left_out.h"
 #include "analysis/pass/exact_values.h"
+#include "decode_record/frames/token_changes.h"
 
 namespace blockscope {
 namespace {
@@ -58,7 +59,18 @@ class CacheMetric final : public StepMetric {
   void add(const StepView& /*step*/) override {}
 
   void add_block(const BlockSteps& block) override {
-    for (const StepRef& step : block.steps) add_step(block, step);
+    if (block.steps.empty()) return;
+    const TraceMeta& meta = trace_->info().meta;
+    std::vector<std::int64_t> answer =
+        trace_->frame_before(block.steps.front().row).generated_tokens;
+    for (const StepRef& step : block.steps) {
+      add_step(block, step);
+      for (const SequenceDelta& delta : trace_->delta(step.row).rows) {
+        const StepChanges changes =
+            follow_delta(answer, 0, delta, meta.mask_token_id, std::ssize(answer));
+        tokens_.add(static_cast<double>(changes.net_tokens));
+      }
+    }
   }
 
   MetricResult finish() override {
@@ -110,7 +122,6 @@ class CacheMetric final : public StepMetric {
     const auto at = static_cast<std::size_t>(step.step - 1);
     if (of_block.size() <= at) of_block.resize(at + 1);
     of_block[at].add(static_cast<double>(all) / static_cast<double>(work.size()));
-    tokens_.add(static_cast<double>(net_transfers(trace_->delta(step.row))));
     add_staleness(step);
   }
 

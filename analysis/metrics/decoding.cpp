@@ -1,6 +1,7 @@
 #include "analysis/metrics/decoding.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace blockscope {
 
@@ -27,7 +28,8 @@ MetricResult DecodingMetric::finish() {
   result.metric = "decoding";
   result.title = "Decoding";
   result.formula =
-      "M = block inputs that differ from the previous step; share_below_tau: reuse iff "
+      "M = block inputs that differ from the previous step; edits_by_step: tokens that another "
+      "token replaced, and more; share_below_tau: reuse iff "
       "fewer than tau tokens are counted";
   result.source = "FlashBlock, section 4.2; Fast-dLLM";
   result.computed_from = "/steps, /frames, /sequences/score";
@@ -50,9 +52,12 @@ MetricResult DecodingMetric::finish() {
                    totals_.tokens_by_step(),
                    totals_.confidence_by_step(),
                    totals_.changed_by_step(),
+                   totals_.masks_by_step(),
                    totals_.blocks_by_steps(),
                    totals_.settled(block_length_),
                    totals_.share_below_tau()};
+  ResultArray edits = totals_.edits_by_step();
+  if (!edits.values.empty()) result.arrays.push_back(std::move(edits));
   result.left_out = totals_.left_out();
   const std::int64_t non_finite = totals_.confidence().non_finite();
   if (non_finite > 0) result.left_out["confidences that are NaN or infinite"] = non_finite;

@@ -1,9 +1,10 @@
 // How a run decoded: tokens per step, steps per block, confidence of decided tokens, the step of
-// each position's final token, M per step, and how often a step may reuse (FlashBlock, arXiv
+// each position's final token, edits, M per step, and how often a step may reuse (FlashBlock, arXiv
 // 2602.05305, section 4.2, can reuse at these steps). Needs only /steps, /frames and /sequences,
 // which every trace has.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "analysis/math/running_mean.h"
@@ -30,6 +31,9 @@ class DecodingTotals {
   ResultArray tokens_by_step() const;
   ResultArray confidence_by_step() const;
   ResultArray changed_by_step() const;
+  ResultArray masks_by_step() const;
+  /// Mean [kind, step] of changes other than decided tokens; no kind where there were none.
+  ResultArray edits_by_step() const;
   /// Share [tau] of the denoising steps after a block's first that may reuse by the rule.
   ResultArray share_below_tau() const;
   /// Counts [steps]: blocks that took this many steps.
@@ -43,14 +47,21 @@ class DecodingTotals {
   static RunningMean& at_step(Means& means, std::int64_t step);
   static ResultArray by_step(const Means& means, std::string name, std::string unit,
                              std::string description);
-  void add_step(const TraceReader& trace, const StepRef& step, std::int64_t origin,
-                std::vector<std::int64_t>& settled_at);
+  /// A block while its steps are added.
+  struct Course {
+    std::int64_t origin = 0;               // of the block in the answer
+    std::vector<std::int64_t> tokens;      // [B]
+    std::vector<std::int64_t> settled_at;  // [B] step of the token; kUnsettled: a mask
+  };
+  void add_step(const TraceReader& trace, const StepRef& step, Course& course);
+  void add_token(std::int64_t step, float confidence);
   bool ended(const TraceReader& trace, const BlockSteps& block, FinishReason reason) const;
 
   std::vector<double> taus_;
   std::vector<ReuseCounter> counters_;  // [taus]
   RunningMean tokens_, steps_, confidence_, changed_, accuracy_;
-  Means tokens_by_step_, confidence_by_step_, changed_by_step_;
+  Means tokens_by_step_, confidence_by_step_, changed_by_step_, masks_by_step_;
+  std::array<Means, 4> edits_by_step_;  // tokens edited, taken back, positions inserted, deleted
   std::vector<std::int64_t> below_tau_;
   std::int64_t later_steps_ = 0;
   std::vector<std::int64_t> blocks_by_steps_;       // [steps - 1]
@@ -64,8 +75,9 @@ class DecodingTotals {
 /// True if the trace says that it was decoded token by token, not in blocks.
 bool is_autoregressive(const TraceReader& trace);
 
-/// Arrays: means [quantity]; tokens_by_step, confidence_by_step, changed_by_step [step];
-/// blocks_by_steps [steps]; settled [step, position]; share_below_tau [tau].
+/// Arrays: means [quantity]; tokens_by_step, confidence_by_step, changed_by_step, masks_by_step
+/// [step]; blocks_by_steps [steps]; settled [step, position]; share_below_tau [tau]; if any step
+/// edits, takes back, inserts or deletes: edits_by_step [kind, step].
 class DecodingMetric : public StepMetric {
  public:
   explicit DecodingMetric(const MetricOptions& options) : totals_(options.taus, options.count) {}

@@ -26,6 +26,8 @@ const std::map<std::string, std::string>& parameter_of_strategy() {
       {"low_confidence_static", "denoising_steps"},
       {"prefix_ordered", "threshold"},
       {"klass", "threshold"},
+      {"joint_threshold", "threshold"},
+      {"joint_threshold_indel", "threshold"},
       {"pc_sampler", "denoising_steps"}};
   return names;
 }

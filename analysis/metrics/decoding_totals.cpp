@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/metrics/decoding.h"
+#include "decode_record/frames/token_changes.h"
 
 namespace blockscope {
 namespace {
@@ -70,11 +71,12 @@ void DecodingTotals::add(const TraceReader& trace, const BlockSteps& block, bool
   const std::int64_t origin =
       block.steps.front().block_start + (autoregressive ? 1 : 0) - prompt_length_[block.sequence];
   const auto length = static_cast<std::size_t>(trace.info().meta.block_length);
-  std::vector<std::int64_t> settled_at(length, kUnsettled);
-  for (const StepRef& step : block.steps) add_step(trace, step, origin, settled_at);
+  Course course{origin, std::vector(length, trace.info().meta.mask_token_id),
+                std::vector(length, kUnsettled)};
+  for (const StepRef& step : block.steps) add_step(trace, step, course);
   for (std::size_t p = 0; p < length; ++p) {
-    if (settled_at[p] == kUnsettled) continue;
-    const auto index = static_cast<std::size_t>(settled_at[p] - 1);
+    if (course.settled_at[p] == kUnsettled) continue;
+    const auto index = static_cast<std::size_t>(course.settled_at[p] - 1);
     if (settled_.size() <= index) settled_.resize(index + 1, std::vector<std::int64_t>(length, 0));
     ++settled_[index][p];
   }
@@ -88,11 +90,17 @@ void DecodingTotals::add(const TraceReader& trace, const BlockSteps& block, bool
   ++blocks_by_steps_[steps - 1];
 }
 
-void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std::int64_t origin,
-                              std::vector<std::int64_t>& settled_at) {
+void DecodingTotals::add_token(std::int64_t step, float confidence) {
+  confidence_.add(static_cast<double>(confidence));
+  at_step(confidence_by_step_, step).add(static_cast<double>(confidence));
+}
+
+void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, Course& course) {
+  const std::int64_t mask = trace.info().meta.mask_token_id;
+  const std::int64_t end = course.origin + std::ssize(course.tokens);
   std::int64_t decided = 0;
-  const FrameDelta delta = trace.delta(step.row);
-  for (const SequenceDelta& part : delta.rows) {
+  std::array<std::int64_t, 4> edits{};
+  for (const SequenceDelta& part : trace.delta(step.row).rows) {
     for (std::size_t i = 0; i < part.transfer_index.size(); ++i) {
       const auto source = static_cast<std::size_t>(
           part.transfer_src_index.empty() ? part.transfer_index[i] : part.transfer_src_index[i]);
@@ -103,24 +111,30 @@ void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std
             "HINT: the file is damaged.",
             trace.info().path, step.row, part.transfer_index[i]));
       }
-      const std::int64_t position = part.transfer_index[i] - origin;
-      const bool inside = position >= 0 && position < static_cast<std::int64_t>(settled_at.size());
-      if (!part.transfer_step.empty() && part.transfer_step[i] == kUndecodedStep) {  // taken back
-        if (inside) settled_at[static_cast<std::size_t>(position)] = kUnsettled;
-        continue;
-      }
+      const bool inside = part.transfer_index[i] >= course.origin && part.transfer_index[i] < end;
+      const bool masks =
+          leaves_undecided(part, i) || (mask >= 0 && part.decoded_tokens.at(source) == mask);
+      if (inside || masks) continue;
       ++decided;
-      const double confidence =
-          part.confidence.empty() ? 0.0 : static_cast<double>(part.confidence[source]);
-      confidence_.add(confidence);
-      at_step(confidence_by_step_, step.step).add(confidence);
-      if (!inside) {
-        ++left_out_["tokens decided outside the block"];
-        continue;
-      }
-      settled_at[static_cast<std::size_t>(position)] = step.step;
+      add_token(step.step, part.confidence.empty() ? 0.0F : part.confidence[source]);
+      ++left_out_["tokens decided outside the block"];
     }
+    const StepChanges changes = follow_delta(course.tokens, course.origin, part, mask, end);
+    course.tokens.resize(course.settled_at.size(), mask);
+    for (const TokenChange& change : changes.changes) {
+      const auto at = static_cast<std::size_t>(change.position - course.origin);
+      if (at >= course.settled_at.size()) continue;
+      course.settled_at[at] = change.after == mask ? kUnsettled : step.step;
+      if (change.kind == ChangeKind::decided) add_token(step.step, change.confidence);
+    }
+    decided += changes.decided;
+    const std::array now{changes.edited, changes.taken_back, changes.inserted, changes.deleted};
+    for (std::size_t kind = 0; kind < edits.size(); ++kind) edits[kind] += now[kind];
   }
+  for (std::size_t kind = 0; kind < edits.size(); ++kind) {
+    at_step(edits_by_step_[kind], step.step).add(static_cast<double>(edits[kind]));
+  }
+  at_step(masks_by_step_, step.step).add(static_cast<double>(step.masks_left));
   tokens_.add(static_cast<double>(decided));
   at_step(tokens_by_step_, step.step).add(static_cast<double>(decided));
   for (std::size_t t = 0; t < taus_.size(); ++t) {
@@ -159,6 +173,34 @@ ResultArray DecodingTotals::confidence_by_step() const {
 ResultArray DecodingTotals::changed_by_step() const {
   return by_step(changed_by_step_, "changed_by_step", "tokens",
                  "M: inputs of the block that differ from the previous step");
+}
+
+ResultArray DecodingTotals::masks_by_step() const {
+  return by_step(masks_by_step_, "masks_by_step", "masks", "masks in the block before a step");
+}
+
+ResultArray DecodingTotals::edits_by_step() const {
+  constexpr std::array kKinds{"tokens edited", "tokens taken back", "positions inserted",
+                              "positions deleted"};
+  const std::size_t steps = edits_by_step_.front().size();
+  ResultArray array{"edits_by_step",
+                    "count",
+                    "changes of a step other than decided tokens",
+                    {{"kind", {}, {}}, {"step", count_from_one(steps), {}}},
+                    {},
+                    {}};
+  for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
+    const Means& means = edits_by_step_[kind];
+    if (std::ranges::all_of(means, [](const RunningMean& mean) { return mean.mean() == 0.0; })) {
+      continue;
+    }
+    array.axes[0].labels.emplace_back(kKinds[kind]);
+    for (const RunningMean& mean : means) {
+      array.values.push_back(mean.mean());
+      array.terms.push_back(mean.terms());
+    }
+  }
+  return array;
 }
 
 ResultArray DecodingTotals::share_below_tau() const {

@@ -13,6 +13,7 @@
 #include "analysis/metrics/draft_rounds.h"
 #include "analysis/metrics/draft_selection.h"
 #include "analysis/metrics/draft_speedup.h"
+#include "analysis/metrics/draft_symptoms.h"
 #include "analysis/metrics/external_mass_metric.h"
 #include "analysis/metrics/layer_counts.h"
 #include "analysis/pass/exact_values.h"
@@ -145,6 +146,7 @@ class DraftMetric final : public StepMetric {
   std::map<std::string, RunningMean> tasks_;
   std::int64_t first_sequence_ = 0, sequences_of_last_ = 0;
   DraftSpeedup speedup_;
+  DraftSymptoms symptoms_;
   bool captured_ = true;  // the current trace, by us: a rank of -1 is that of a token without one
   bool has_mass_ = true;  // true if all traces have it
   bool has_selector_ = true;  // likewise
@@ -188,6 +190,7 @@ void DraftMetric::add_round(std::int64_t sequence, const StepRef& step) {
     selection_.add(at, std::max(round.candidate_chosen[at], 0), round.candidate_target[at],
                    accepted);
   }
+  symptoms_.add(*trace_, step, round);
   const auto tokens = static_cast<double>(length);
   const std::ptrdiff_t depth = by_depth_.edges().bin(step.context_length);
   length_by_depth_[static_cast<std::size_t>(depth)].add(tokens);
@@ -209,6 +212,7 @@ void DraftMetric::finish_trace() {
   }
   for (std::size_t i = 0; i < lengths_of_trace_.size(); ++i) lengths_[i] += lengths_of_trace_[i];
   lengths_of_trace_.clear();
+  symptoms_.finish_trace();
   reached_.clear();
   trace_ = nullptr;
 }
@@ -371,6 +375,7 @@ MetricResult DraftMetric::finish() {
        within_best()});
   add(by_depth());
   add(by_text());
+  add(symptoms_.arrays(by_depth_));
   if (has_mass_) {
     result.computed_from += ", /attention/lse_external, /attention/lse_internal";
     add(by_mass());

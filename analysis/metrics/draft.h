@@ -39,6 +39,7 @@ namespace blockscope {
 ///     traces with the draft's attention, not the target's;
 ///   length_by_depth [context_length], length_by_sequence [sequence], length_by_task [task]: mean
 ///     length. A task is a sequence's name without the numbers at its end;
+///   symptoms, symptom_seen [symptom]: see draft_symptoms.h;
 ///   tokens_per_round, draft_time, target_time, speedup [block_length]: as above, over the traces
 ///     with /draft/cost.
 /// Terms are reached positions; for lengths, rounds.

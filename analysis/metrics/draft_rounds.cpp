@@ -30,6 +30,8 @@ void DraftRounds::load(std::int64_t row) {
   target_rank_under_draft_ = trace_.read_ints(Field::target_rank_under_draft, first_, count_);
   draft_entropy_ = trace_.read_floats(Field::draft_entropy, first_, count_);
   target_entropy_ = trace_.read_floats(Field::draft_target_entropy, first_, count_);
+  target_token_ = trace_.read_ints(Field::draft_target_token, first_, count_);
+  confidence_ = trace_.read_floats(Field::draft_confidence, first_, count_);
   if (!trace_.has(Field::candidate_chosen)) return;
   candidate_chosen_ = trace_.read_ints(Field::candidate_chosen, first_, count_);
   candidate_target_ = trace_.read_ints(Field::candidate_target, first_, count_);
@@ -72,6 +74,9 @@ DraftRound DraftRounds::at(const StepRef& step) {
   round.target_rank_under_draft = std::span(target_rank_under_draft_).subspan(from, block_length_);
   round.draft_entropy = std::span(draft_entropy_).subspan(from, block_length_);
   round.target_entropy = std::span(target_entropy_).subspan(from, block_length_);
+  round.token = std::span(token_).subspan(from, block_length_);
+  round.target_token = std::span(target_token_).subspan(from, block_length_);
+  round.confidence = std::span(confidence_).subspan(from, block_length_);
   if (candidate_chosen_.empty()) return round;
   round.candidate_chosen = std::span(candidate_chosen_).subspan(from, block_length_);
   round.candidate_target = std::span(candidate_target_).subspan(from, block_length_);

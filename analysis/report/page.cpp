@@ -95,7 +95,8 @@ std::string table_figure(const ReportTable& table, std::size_t number) {
   return fmt::format(
       "<figure id=\"{}\"><div class=\"scroll\">{}</div><figcaption><b>Table {}. {}.</b> {}"
       "</figcaption></figure>\n",
-      escape_markup(table.name), html_table(table.table, "numbers wide"), number,
+      escape_markup(table.name),
+      html_table(table.table, table.prose ? "numbers prose" : "numbers wide"), number,
       html_prose(table.title), html_prose(table.caption));
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "analysis/metrics/draft_symptoms.h"
 #include "analysis/report/attention_html.h"
 #include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
@@ -85,8 +86,14 @@ ReportSection trajectory_section(const TraceGroup& traces, const PictureChoice& 
   return {
       "trajectory",
       "How a text appears",
-      "Each row is a position, each column a denoising step, and each dot a mask. A token appears "
-      "at the step that decided it. Its colour is its confidence.",
+      traces.trace(0).info().meta.noise_canvas
+          ? "Each row is a position, each column a denoising step. A token appears at the step "
+            "since "
+            "which it stays, coloured by its confidence. Before, a dot stands for noise, or for a "
+            "token "
+            "that was lost or changed."
+          : "Each row is a position, each column a denoising step, and each dot a mask. A token "
+            "appears at the step that decided it. Its colour is its confidence.",
       {ReportHtml{trajectory_html(traces.trace(0), choice.blocks, choice.block)}}};
 }
 
@@ -228,6 +235,34 @@ ReportSection router_section(const ReportMetrics& metrics) {
   return section.take();
 }
 
+namespace {
+
+/// The table of symptoms, filled from the trace.
+std::optional<ReportTable> draft_symptom_table(const MetricResult& result) {
+  ReportTable part;
+  part.name = "draft_symptoms";
+  part.title = "Causes of low acceptance";
+  part.caption =
+      "Each row is a known cause of low acceptance, and a number of this trace that shows it. A "
+      "symptom that was seen suggests its cause and doesn\u2019t prove it: the last columns say "
+      "what "
+      "looks the same, and where to look. n counts the evidence.";
+  part.prose = true;
+  part.table.header = {"cause", "verdict",  "number",         "seen if",
+                       "n",     "measured", "looks the same", "look at"};
+  for (const SymptomVerdict& verdict : symptom_verdicts(result)) {
+    const DraftSymptom& symptom = *verdict.symptom;
+    part.table.rows.push_back({fmt::format("{} ({})", symptom.title, symptom.name), verdict.text(),
+                               report_number(verdict.number, 3), condition_of(symptom),
+                               count_text(verdict.evidence), std::string(symptom.number),
+                               std::string(symptom.alike), std::string(symptom.look_at)});
+  }
+  if (part.table.rows.empty()) return std::nullopt;
+  return part;
+}
+
+}  // namespace
+
 ReportSection draft_section(const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "draft", "What the target accepted",
                          "The model of this trace drafts blocks for a target model. The target "
@@ -238,6 +273,7 @@ ReportSection draft_section(const ReportMetrics& metrics) {
   section.add_from("draft", draft_lengths);
   section.add_from("draft", draft_positions);
   section.add_from("draft", draft_reasons);
+  section.add_from("draft", draft_symptom_table);
   const MetricResult* result = metrics.find("draft");
   if (result == nullptr || result->find("speedup") != nullptr) {
     section.add_from("draft", draft_speedup);
@@ -255,6 +291,7 @@ ReportSection decoding_section(const ReportMetrics& metrics) {
                          "at which each position of a block got its final token.");
   section.add_from("decoding", decoding_means);
   section.add_from("decoding", decoding_over_steps);
+  section.add_from("decoding", decoding_edits);
   section.add_from("decoding", settled_map);
   section.add_from("settling", settled_by_share);
   section.add_from("settling", settling_means);

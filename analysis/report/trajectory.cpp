@@ -46,34 +46,36 @@ void add_initial_positions(const TraceReader& trace, const StepRef& first, Traje
   }
 }
 
+/// `tokens`: the answer's, before the step.
 void add_step(const TraceReader& trace, const StepRef& step, std::int64_t prompt_length,
-              TrajectoryBlock& block) {
+              std::vector<std::int64_t>& tokens, TrajectoryBlock& block) {
+  const TraceMeta& meta = trace.info().meta;
+  const std::int64_t end = step.block_start - prompt_length + meta.block_length;
   for (const SequenceDelta& delta : trace.delta(step.row).rows) {
-    if (!delta.insert_index.empty() || !delta.delete_index.empty()) {
-      throw TraceError(
-          fmt::format("{}: row {} inserts or deletes positions, which this picture "
-                      "can't show. HINT: `blockscope export` writes them",
-                      trace.info().path, step.row));
+    for (const std::int64_t position : delta.transfer_index) {
+      if (position < 0) {
+        corrupt(trace, step.row, fmt::format("expected positions of at least 0, got {}", position));
+      }
     }
-    for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
-      const auto source = static_cast<std::size_t>(
-          delta.transfer_src_index.empty() ? delta.transfer_index[i] : delta.transfer_src_index[i]);
-      if (delta.transfer_index[i] < 0 || source >= delta.decoded_tokens.size()) {
-        corrupt(trace, step.row,
-                fmt::format(
-                    "expected positions of at least 0 and a token for each, got {} and {} tokens",
-                    delta.transfer_index[i], delta.decoded_tokens.size()));
-      }
-      const std::int64_t position = prompt_length + delta.transfer_index[i];
-      const auto item = std::ranges::find(block.positions, position, &TrajectoryPosition::position);
+    const std::size_t length = tokens.size();
+    const StepChanges changes = follow_delta(tokens, 0, delta, meta.mask_token_id, end);
+    if (tokens.size() != length) {
+      throw TraceError(
+          fmt::format("{}: row {} changes the number of positions from {} to {}, which this "
+                      "picture can't show. "
+                      "HINT: `blockscope export` writes the deltas",
+                      trace.info().path, step.row, length, tokens.size()));
+    }
+    for (const TokenChange& change : changes.changes) {
+      const auto item = std::ranges::find(block.positions, prompt_length + change.position,
+                                          &TrajectoryPosition::position);
       if (item == block.positions.end()) continue;
-      if (!delta.transfer_step.empty() && delta.transfer_step[i] == kUndecodedStep) {  // taken back
-        *item = {.position = position};
-        continue;
-      }
-      item->token = delta.decoded_tokens[source];
-      item->step = step.step;
-      if (source < delta.confidence.size()) item->confidence = delta.confidence[source];
+      const bool masked = change.after == meta.mask_token_id;
+      item->events.push_back(
+          {step.step, masked ? -1 : change.after, change.confidence, change.kind});
+      item->token = masked ? -1 : change.after;
+      item->step = masked ? -1 : step.step;
+      item->confidence = change.confidence;
     }
   }
 }
@@ -95,9 +97,10 @@ TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block)
   add_initial_positions(trace, block.steps.front(), trajectory);
   const auto prompt_length =
       static_cast<std::int64_t>(trace.sequence(block.sequence).prompt.size());
+  std::vector<std::int64_t> tokens = trace.frame_before(block.steps.front().row).generated_tokens;
   for (const StepRef& step : block.steps) {
     trajectory.num_steps = std::max(trajectory.num_steps, step.step);
-    add_step(trace, step, prompt_length, trajectory);
+    add_step(trace, step, prompt_length, tokens, trajectory);
   }
   return trajectory;
 }

@@ -9,9 +9,18 @@
 #include <vector>
 
 #include "analysis/pass/block_index.h"
+#include "decode_record/frames/token_changes.h"
 #include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
+
+/// What a step put at a position.
+struct TrajectoryEvent {
+  std::int32_t step = 0;
+  std::int64_t token = -1;  ///< -1: a mask
+  float confidence = std::numeric_limits<float>::quiet_NaN();
+  ChangeKind kind = ChangeKind::decided;
+};
 
 /// One position of a block.
 struct TrajectoryPosition {
@@ -19,6 +28,7 @@ struct TrajectoryPosition {
   std::int64_t token = -1;    ///< -1: still a mask after the last step
   std::int32_t step = -1;     ///< the step that decided it; 0: known before step 1; -1: never
   float confidence = std::numeric_limits<float>::quiet_NaN();
+  std::vector<TrajectoryEvent> events;  ///< by step; the last one with a token gave it
 };
 
 /// One block's trajectory.
@@ -28,8 +38,8 @@ struct TrajectoryBlock {
   std::vector<TrajectoryPosition> positions;
 };
 
-/// Trajectory of the positions in the block's first pass. Throws TraceError for a strategy that
-/// inserts or deletes positions, because the table has fixed positions.
+/// Trajectory of the positions in the block's first pass. Throws TraceError for steps that change
+/// the number of positions, because the table has fixed ones.
 TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block);
 
 /// Readable text of a token: spaces as open boxes, line breaks and tabs as arrows, U+FFFD for bytes

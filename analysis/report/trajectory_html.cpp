@@ -43,7 +43,10 @@ std::string run_of_cells(std::string_view css_class, std::int32_t count) {
 std::size_t run_end(const EndOfText& ends, const TrajectoryBlock& block, std::size_t first,
                     std::size_t rows) {
   std::size_t end = first;
-  while (end < rows && block.positions[end].step > 0 && ends.contains(block.positions[end].token)) {
+  const auto joins = [&](const TrajectoryPosition& item) {
+    return item.step > 0 && item.events.size() == 1 && ends.contains(item.token);
+  };
+  while (end < rows && joins(block.positions[end])) {
     ++end;
   }
   return std::max(end, first + 1);
@@ -63,17 +66,55 @@ std::string run_row(const TraceReader& trace, std::span<const TrajectoryPosition
          run_of_cells("settled", steps - column) + "<td class=\"room\"></td></tr>\n";
 }
 
+/// The name of what a step did to a token, for readers and as the class of its cell.
+std::string_view kind_name(ChangeKind kind) {
+  constexpr std::array<std::string_view, 4> kNames{"decided", "edited", "taken back", "moved"};
+  return kNames.at(static_cast<std::size_t>(kind));
+}
+
+std::string event_cell(const TraceReader& trace, const TrajectoryPosition& item,
+                       const TrajectoryEvent& event, std::int64_t before) {
+  if (event.token < 0) {
+    return fmt::format(
+        "<td class=\"token\"><bdi class=\"gone\" title=\"position {}, step {}: \u201c{}\u201d {}\">"
+        "\u00d7</bdi></td>",
+        item.position, event.step, escape_markup(token_text(trace, before)), kind_name(event.kind));
+  }
+  TrajectoryPosition shown = item;
+  shown.token = event.token;
+  shown.step = event.step;
+  shown.confidence = event.confidence;
+  if (event.kind == ChangeKind::decided) {
+    return fmt::format("<td class=\"token\">{}</td>", chip(trace, shown));
+  }
+  return fmt::format("<td class=\"token {}\" title=\"{}, was {}\">{}</td>", kind_name(event.kind),
+                     kind_name(event.kind),
+                     before < 0 ? "a mask" : escape_markup(token_text(trace, before)),
+                     chip(trace, shown));
+}
+
 std::string position_row(const TraceReader& trace, const TrajectoryPosition& item,
                          std::int32_t steps) {
   std::string html = fmt::format("<tr><th scope=\"row\">{}</th>", item.position);
-  const bool decided = item.step >= 0 && item.step <= steps;
-  const std::int32_t column = std::max(item.step, 1);
-  if (!decided) {
-    return html + run_of_cells("mask", steps) + "<td class=\"room\"></td></tr>\n";
+  std::int64_t held = -1;  // the token after `column` columns
+  std::int32_t column = 0;
+  if (item.step == 0) {
+    html += fmt::format("<td class=\"token\">{}</td>", chip(trace, item));
+    held = item.token;
+    column = 1;
   }
-  html += run_of_cells("mask", column - 1);
-  html += fmt::format("<td class=\"token\">{}</td>", chip(trace, item));
-  html += run_of_cells("settled", steps - column);
+  const auto fill_to = [&](std::int32_t end) {
+    html += run_of_cells(held < 0 ? "mask" : "settled", end - column);
+    column = std::max(column, end);
+  };
+  for (const TrajectoryEvent& event : item.events) {
+    if (event.step > steps) break;
+    fill_to(event.step - 1);
+    html += event_cell(trace, item, event, held);
+    held = event.token;
+    ++column;
+  }
+  fill_to(steps);
   return html + "<td class=\"room\"></td></tr>\n";
 }
 
@@ -127,13 +168,20 @@ std::string facts_html(const std::vector<std::pair<std::string, std::string>>& f
   return html + "</dl>\n";
 }
 
-std::string legend() {
+/// `edits`: a step changes tokens that were decided before.
+std::string legend(bool edits) {
   std::string html = "<p class=\"legend\"><span>confidence</span>";
   for (std::size_t i = 0; i < kConfidenceColors; ++i) {
     html += fmt::format("<span class=\"c{}\">{}</span>", i,
                         i + 1 == kConfidenceColors ? "0.9\u20131" : fmt::format("0.{}", i));
   }
-  return html + "<span class=\"known\">prompt</span><span class=\"dots\">mask</span></p>\n";
+  html += "<span class=\"known\">prompt</span><span class=\"dots\">mask</span>";
+  if (edits) {
+    html +=
+        "<span class=\"edited\">edited</span><span class=\"moved\">moved by an insertion or "
+        "deletion</span><span class=\"gone\">\u00d7</span><span>a mask again</span>";
+  }
+  return html + "</p>\n";
 }
 
 /// Interpolates viridis linearly in sRGB, which is fine enough for ten colours.
@@ -180,14 +228,21 @@ std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSte
   const std::size_t latest = blocks.size() - std::min(blocks.size(), limits.blocks);
   const std::size_t first = std::min(shown, latest);
   const std::size_t last = std::min(blocks.size(), first + limits.blocks);
-  std::string html = "<div class=\"still\">\n" +
-                     facts_html(sequence_facts(trace, sequence, limits)) + legend() +
-                     "<div class=\"trajectories\">\n";
   const EndOfText ends(trace);
+  std::string tables;
+  bool edits = false;
   for (std::size_t i = first; i < last; ++i) {
-    html += block_table(trace, ends, trajectory_of(trace, blocks[i]), limits);
+    const TrajectoryBlock block = trajectory_of(trace, blocks[i]);
+    for (const TrajectoryPosition& item : block.positions) {
+      edits = edits || std::ranges::any_of(item.events, [](const TrajectoryEvent& event) {
+                return event.kind != ChangeKind::decided;
+              });
+    }
+    tables += block_table(trace, ends, block, limits);
   }
-  html += "</div>\n";
+  std::string html = "<div class=\"still\">\n" +
+                     facts_html(sequence_facts(trace, sequence, limits)) + legend(edits) +
+                     "<div class=\"trajectories\">\n" + tables + "</div>\n";
   if (last - first < blocks.size()) {
     html += html_paragraph(
         fmt::format("Shown: {} of the sequence's {}. --sequence and --block choose others.",
@@ -249,6 +304,9 @@ padding:0 5px;border-radius:3px;z-index:1}
 .trajectory td.mask{background:radial-gradient(circle,var(--line) 1.6px,transparent 2px)
 center left/21px 20px repeat-x}
 .trajectory td.settled{background:linear-gradient(var(--line),var(--line)) center/100% 1px no-repeat}
+.trajectory td.edited bdi,.legend .edited{outline:2px solid #d55e00}
+.trajectory td.moved bdi,.legend .moved{outline:1px dashed #0072b2}
+.gone{color:#d55e00}
 .known{background:var(--soft);color:var(--text)}
 .cx{background:var(--soft);color:var(--text);outline:1px dashed var(--line)}
 .legend{display:flex;flex-wrap:wrap;gap:2px;font-size:12px;align-items:center}

@@ -307,27 +307,8 @@ FrameDelta make_canvas(const Frame& before, std::vector<std::int64_t> positions,
   return delta;
 }
 
-std::int64_t net_transfers(const FrameDelta& delta) {
-  std::int64_t tokens = 0;
-  for (const SequenceDelta& row : delta.rows) {
-    tokens +=
-        std::ssize(row.transfer_index) - 2 * std::ranges::count(row.transfer_step, kUndecodedStep);
-  }
-  return tokens;
-}
-
-std::int64_t DecidedPositions::add(const FrameDelta& delta) {
-  std::int64_t tokens = 0;
-  for (const SequenceDelta& row : delta.rows) {
-    for (std::size_t i = 0; i < row.transfer_index.size(); ++i) {
-      const auto at = static_cast<std::size_t>(row.transfer_index[i]);
-      const bool decided = row.transfer_step.at(i) != kUndecodedStep;
-      if (decided_.size() <= at) decided_.resize(at + 1, false);
-      tokens += int{decided} - int{decided_[at]};
-      decided_[at] = decided;
-    }
-  }
-  return tokens;
+bool leaves_undecided(const SequenceDelta& delta, std::size_t i) {
+  return i < delta.transfer_step.size() && delta.transfer_step[i] == kUndecodedStep;
 }
 
 void apply_delta(Frame& frame, const FrameDelta& delta) {

@@ -1,6 +1,7 @@
-// What one denoising step changes in a Frame: transfers (masks that became tokens), insertions and
-// deletions. A delta of a batch has rows only for sequences that are still active. Field names
-// follow d2Cache's `FrameDelta` (src/frame.py).
+// What one denoising step changes in a Frame: transfers (masks that became tokens, tokens that
+// another one replaced, tokens that became masks again), insertions and deletions. A delta of a
+// batch has rows only for sequences that are still active. Field names follow d2Cache's
+// `FrameDelta` (src/frame.py).
 //
 // Order and index rules, the same for one sequence and for each row of a batch:
 //   1. transfers: position `transfer_index[i]` of the frame before the delta takes the token
@@ -62,20 +63,9 @@ FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::i
 FrameDelta make_canvas(const Frame& before, std::vector<std::int64_t> positions,
                        std::vector<std::int64_t> tokens, std::vector<float> confidence);
 
-/// Tokens that the transfers of a resolved delta add: 1 for each transferred token, -1 for each
-/// token taken back (a transfer of the mask, with step kUndecodedStep).
-std::int64_t net_transfers(const FrameDelta& delta);
-
-/// The positions of one sequence that hold a decided token, followed from delta to delta. For
-/// canvases without masks, whose deltas list noise and tokens that were accepted before.
-class DecidedPositions {
- public:
-  /// The tokens that the transfers of a resolved delta add: net_transfers() of what they change.
-  std::int64_t add(const FrameDelta& delta);
-
- private:
-  std::vector<bool> decided_;
-};
+/// Whether transfer `i` of a resolved delta leaves its position undecided: it puts a mask or noise
+/// there.
+bool leaves_undecided(const SequenceDelta& delta, std::size_t i);
 
 /// Changes `frame` in place. For a delta that doesn't fit, throws and changes nothing.
 void apply_delta(Frame& frame, const FrameDelta& delta);

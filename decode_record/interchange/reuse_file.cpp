@@ -1,4 +1,5 @@
-// The reading side. reuse_file_write.cpp writes, reuse_mask.cpp decides.
+// The reading side. reuse_file_write.cpp writes, reuse_mask.cpp decides. The file is long because
+// it checks every member of the format.
 #include "decode_record/interchange/reuse_file.h"
 
 #include <fmt/format.h>

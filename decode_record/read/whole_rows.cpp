@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace blockscope {
@@ -186,29 +187,84 @@ class Search {
       }
     }
     if (known == result_.committed_rows) return;
-    auto missing = ints(Field::sequence_gen_length, 0, result_.sequences);
-    std::int64_t begin = 0;
-    std::int64_t revoked_begin = 0;
+    const std::vector<bool> undecided = undecided_sequences();
+    for (std::size_t i = 0; i < undecided.size(); ++i) {
+      if (undecided[i]) result_.cut[i] = true;
+    }
+  }
+
+  /// [sequences]: whether the answer has a mask after the whole rows. A row may also edit tokens,
+  /// take them back, insert and delete.
+  std::vector<bool> undecided_sequences() const {
+    std::vector<std::vector<bool>> decided;
+    for (const std::int32_t length : ints(Field::sequence_gen_length, 0, result_.sequences)) {
+      decided.emplace_back(static_cast<std::size_t>(std::max(length, 0)), false);
+    }
+    const std::int64_t mask = trace_.meta().mask_token_id;
+    Ends delta{Field::delta_end};
+    Ends insertion{Field::insert_end};
+    Ends deletion{Field::delete_end};
     for (std::int64_t first = 0; first < result_.rows; first += kScanRows) {
       const std::int64_t part = std::min(kScanRows, result_.rows - first);
       const auto owners = ints(Field::step_sequence, first, part);
-      const auto ends = longs(Field::delta_end, first, part);
-      const bool revokes = trace_.has(Field::revoke_end);
-      const auto revoked =
-          revokes ? longs(Field::revoke_end, first, part) : std::vector<std::int64_t>(ends.size());
+      for (Ends* ends : {&delta, &insertion, &deletion}) {
+        ends->values = longs(ends->field, first, part);
+        ends->elements_begin = ends->begin;
+      }
+      const auto positions = elements<std::int32_t>(delta, Field::delta_position);
+      const auto tokens = elements<std::int32_t>(delta, Field::delta_token);
+      const auto inserted = elements<std::int32_t>(insertion, Field::insert_position);
+      const auto inserted_tokens = elements<std::int32_t>(insertion, Field::insert_token);
+      const auto deleted = elements<std::int32_t>(deletion, Field::delete_position);
       for (std::size_t i = 0; i < owners.size(); ++i) {
-        const bool valid = owners[i] >= 0 && std::cmp_less(owners[i], missing.size());
-        // Taking a token back is a transfer and undoes an earlier one.
-        const std::int64_t decided = ends[i] - begin - 2 * (revoked[i] - revoked_begin);
-        if (valid)
-          missing[static_cast<std::size_t>(owners[i])] -= static_cast<std::int32_t>(decided);
-        begin = ends[i];
-        revoked_begin = revoked[i];
+        const auto [d0, d1] = delta.next(i);
+        const auto [i0, i1] = insertion.next(i);
+        const auto [x0, x1] = deletion.next(i);
+        if (owners[i] < 0 || std::cmp_greater_equal(owners[i], decided.size())) continue;
+        std::vector<bool>& answer = decided[static_cast<std::size_t>(owners[i])];
+        for (std::size_t k = d0; k < d1; ++k) {
+          if (positions[k] < 0 || std::cmp_greater_equal(positions[k], answer.size())) continue;
+          answer[static_cast<std::size_t>(positions[k])] = tokens[k] != mask;
+        }
+        for (std::size_t k = i1; k-- > i0;) {
+          const auto at = std::clamp<std::int64_t>(inserted[k], 0, std::ssize(answer));
+          answer.insert(answer.begin() + at, inserted_tokens[k] != mask);
+        }
+        std::vector<std::int32_t> gone(deleted.begin() + static_cast<std::ptrdiff_t>(x0),
+                                       deleted.begin() + static_cast<std::ptrdiff_t>(x1));
+        std::ranges::sort(gone, std::greater<>());
+        for (const std::int32_t at : gone) {
+          if (at >= 0 && std::cmp_less(at, answer.size())) answer.erase(answer.begin() + at);
+        }
       }
     }
-    for (std::size_t i = 0; i < missing.size(); ++i) {
-      if (missing[i] > 0) result_.cut[i] = true;
+    std::vector<bool> result;
+    for (const std::vector<bool>& answer : decided) {
+      result.push_back(std::ranges::find(answer, false) != answer.end());
     }
+    return result;
+  }
+
+  /// The elements of rows, a part of the rows at a time.
+  struct Ends {
+    Field field;
+    std::vector<std::int64_t> values{};  // of the part's rows
+    std::int64_t begin = 0;              // of the next row's elements
+    std::int64_t elements_begin = 0;     // of the part's
+
+    /// The elements of the part's row i, counted in the part.
+    std::pair<std::size_t, std::size_t> next(std::size_t i) {
+      const auto first = static_cast<std::size_t>(begin - elements_begin);
+      begin = values[i];
+      return {first, static_cast<std::size_t>(begin - elements_begin)};
+    }
+  };
+
+  template <typename Value>
+  std::vector<Value> elements(const Ends& ends, Field field) const {
+    const std::int64_t count = ends.values.empty() ? 0 : ends.values.back() - ends.begin;
+    if (count <= 0) return {};
+    return trace_.column<Value>(field, ends.begin, count);
   }
 
   const StoredTrace& trace_;

@@ -32,6 +32,8 @@ struct LayerSizes {
   std::string head_dim_text() const;
   std::string window_text() const;  ///< empty: no layer has one
 
+  bool operator==(const LayerSizes&) const = default;
+
   // `layer` is a layer of the model, not a recorded slot.
   bool ragged() const { return !layer_kv_heads.empty(); }
   std::int64_t kv_heads_of(std::int64_t layer) const {

@@ -24,7 +24,7 @@ TopK block_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& 
     return device.run(block_topk_on, fallback::block_topk, q, k_ext, ext_len, lse, k, scale);
   }
   const TopKArguments arguments = check_topk("block_topk", q, k_ext, ext_len, lse, k, scale);
-  const OperandSizes& sizes = arguments.sizes;
+  const AttentionSizes& sizes = arguments.sizes;
   const int64_t num_rows = sizes.group * sizes.queries;
   const auto floats = at::TensorOptions().dtype(at::kFloat);
   TopK result{at::empty({sizes.sequences, sizes.kv_heads, k}, floats.dtype(at::kInt)),
@@ -77,7 +77,7 @@ struct TopKProblem {
   const char* op;
   const DeviceQueue& queue;
   at::Tensor q, k_ext, lse;
-  OperandSizes sizes;
+  AttentionSizes sizes;
   std::vector<int64_t> lengths;
   int64_t k;
   double scale;
@@ -87,7 +87,7 @@ TopKProblem check_topk_problem(const char* op, const DeviceQueue& queue, const a
                                const at::Tensor& k_ext, const at::Tensor& ext_len,
                                const at::Tensor& lse, int64_t k, double scale) {
   check_query(op, q, q.device());
-  const OperandSizes sizes = check_attention(op, q, "k_ext", k_ext, nullptr, nullptr, q.device());
+  const AttentionSizes sizes = check_attention(op, q, "k_ext", k_ext, nullptr, nullptr, q.device());
   check_device_dim(op, sizes.dim);
   check_tensor(op, "lse", lse, at::kFloat, q.device());
   check_shape(op, "lse", lse, q.sizes().slice(0, 3));
@@ -115,7 +115,7 @@ int64_t tokens_at_once(const TopKProblem& problem, int64_t sequences, int64_t ke
 // The sets of all tokens together, [S, K, k], or of each token, [S, K, T, k].
 void select_sets(const TopKProblem& problem, bool per_token, const at::Tensor& index,
                  const at::Tensor& probability) {
-  const OperandSizes& sizes = problem.sizes;
+  const AttentionSizes& sizes = problem.sizes;
   const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
   const bool any = sizes.heads * sizes.queries > 0;
   for_batches(any ? sizes.sequences : 0, [&](int64_t first, int64_t count) {
@@ -166,7 +166,7 @@ void select_sets(const TopKProblem& problem, bool per_token, const at::Tensor& i
 }
 
 TopKSets sets_of(const TopKProblem& problem, bool block, bool tokens) {
-  const OperandSizes& sizes = problem.sizes;
+  const AttentionSizes& sizes = problem.sizes;
   const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
   const at::TensorOptions integers = floats.dtype(at::kInt);
   TopKSets result;

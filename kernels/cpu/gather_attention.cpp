@@ -28,7 +28,7 @@ struct SetArguments {
   std::vector<bool> dense;  // [S]
 };
 
-SetArguments check_sets(const char* op, const OperandSizes& sizes, const at::Tensor& index,
+SetArguments check_sets(const char* op, const AttentionSizes& sizes, const at::Tensor& index,
                         const at::Tensor& ext_len, const at::Tensor& dense) {
   SetArguments arguments;
   arguments.lengths = check_lengths(op, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
@@ -65,7 +65,7 @@ std::vector<int32_t> positions_of(const std::vector<uint64_t>& bits, int64_t len
 
 // One set per KV head: the selected positions, or the others. A bitmap sorts them and finds
 // duplicates.
-std::vector<KeySet> make_sets(const char* op, const OperandSizes& sizes,
+std::vector<KeySet> make_sets(const char* op, const AttentionSizes& sizes,
                               const SetArguments& arguments, bool selected) {
   std::vector<KeySet> sets(static_cast<size_t>(sizes.sequences * sizes.kv_heads));
   const int64_t k = arguments.index.size(2);
@@ -104,7 +104,7 @@ SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
     return device.run(gather_attention_on, fallback::gather_attention, q, k_ext, v_ext, ext_len,
                       index, k_in, v_in, scale, dense, residual, lse_residual, spread);
   }
-  const OperandSizes sizes = check_split_attention(kGather, q, k_ext, v_ext, k_in, v_in);
+  const AttentionSizes sizes = check_split_attention(kGather, q, k_ext, v_ext, k_in, v_in);
   const SetArguments arguments = check_sets(kGather, sizes, index, ext_len, dense);
   ExternalSource source;
   source.sets = make_sets(kGather, sizes, arguments, true);
@@ -127,7 +127,7 @@ PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_e
     return device.run(unselected_attention_on, fallback::unselected_attention, q, k_ext, v_ext,
                       ext_len, index, scale);
   }
-  const OperandSizes sizes = check_attention(kUnselected, q, "k_ext", k_ext, "v_ext", &v_ext);
+  const AttentionSizes sizes = check_attention(kUnselected, q, "k_ext", k_ext, "v_ext", &v_ext);
   const SetArguments arguments = check_sets(kUnselected, sizes, index, ext_len, {});
   ExternalSource source;
   source.sets = make_sets(kUnselected, sizes, arguments, false);

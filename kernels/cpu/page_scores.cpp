@@ -84,7 +84,7 @@ void with_type(at::ScalarType type, const Work& work) {
 at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& bounds,
                      const at::Tensor& ext_len, int64_t page_size, bool per_token) {
   check_page_size(op, page_size);
-  const OperandSizes sizes = check_attention(op, q, "max", bounds.max, "min", &bounds.min);
+  const AttentionSizes sizes = check_attention(op, q, "max", bounds.max, "min", &bounds.min);
   const int64_t pages = bounds.max.size(2);
   const std::vector<int64_t> lengths =
       check_lengths(op, "ext_len", ext_len, sizes.sequences, pages * page_size);
@@ -206,7 +206,7 @@ at::Tensor device_scores(const char* op, const DeviceQueue& queue, const at::Ten
                          bool per_token) {
   check_page_size(op, page_size);
   check_query(op, q, q.device());
-  const OperandSizes sizes =
+  const AttentionSizes sizes =
       check_attention(op, q, "max", bounds.max, "min", &bounds.min, q.device());
   const int64_t pages = bounds.max.size(2);
   const std::vector<int64_t> lengths =

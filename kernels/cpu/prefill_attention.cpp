@@ -31,7 +31,7 @@ struct PrefillTask {
 };
 
 // Tiles of at most kMaxRows rows. Groups of more than kMaxRows heads are split.
-std::vector<PrefillTask> make_tasks(const OperandSizes& sizes) {
+std::vector<PrefillTask> make_tasks(const AttentionSizes& sizes) {
   const int64_t heads = std::min(sizes.group, kMaxRows);
   const int64_t tokens = std::max<int64_t>(1, kMaxRows / heads);
   std::vector<PrefillTask> tasks;
@@ -58,7 +58,7 @@ at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at:
     return device.run(prefill_attention_on, fallback::prefill_attention, q, k, v, len, block_length,
                       scale, query_start);
   }
-  const OperandSizes sizes = check_attention(kPrefill, q, "k", k, "v", &v);
+  const AttentionSizes sizes = check_attention(kPrefill, q, "k", k, "v", &v);
   const std::vector<int64_t> lengths =
       check_lengths(kPrefill, "len", len, sizes.sequences, sizes.external_keys);
   TORCH_CHECK(block_length > 0, kPrefill, ": block_length: expected > 0, got ", block_length,
@@ -106,7 +106,7 @@ at::Tensor prefill_attention_on(const DeviceQueue& queue, const at::Tensor& q, c
                                 const at::Tensor& v, const at::Tensor& len, int64_t block_length,
                                 double scale, int64_t query_start) {
   check_query(kPrefill, q, q.device());
-  const OperandSizes sizes = check_attention(kPrefill, q, "k", k, "v", &v, q.device());
+  const AttentionSizes sizes = check_attention(kPrefill, q, "k", k, "v", &v, q.device());
   check_device_dim(kPrefill, sizes.dim);
   const std::vector<int64_t> lengths =
       check_lengths(kPrefill, "len", len, sizes.sequences, sizes.external_keys);

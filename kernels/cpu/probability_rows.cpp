@@ -9,7 +9,7 @@ namespace blockscope {
 TopKArguments check_topk(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
                          const at::Tensor& ext_len, const at::Tensor& lse, int64_t k,
                          double scale) {
-  const OperandSizes sizes = check_attention(op, q, "k_ext", k_ext, nullptr, nullptr);
+  const AttentionSizes sizes = check_attention(op, q, "k_ext", k_ext, nullptr, nullptr);
   check_cpu(op, "lse", lse, at::kFloat);
   check_shape(op, "lse", lse, q.sizes().slice(0, 3));
   TORCH_CHECK(k > 0, op, ": k: expected > 0, got ", k);

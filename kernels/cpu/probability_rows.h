@@ -14,7 +14,7 @@
 namespace blockscope {
 
 struct TopKArguments {
-  OperandSizes sizes;
+  AttentionSizes sizes;
   std::vector<int64_t> lengths;
   at::Tensor lse;  // [S, H, T] contiguous
   RawView queries;
@@ -34,7 +34,7 @@ class ProbabilityRows {
       : arguments_(arguments),
         range_(key_range(arguments.keys, arguments.keys, sequence, kv_head)),
         tile_(best_tile_kernels(), arguments.element, end - begin, arguments.sizes.dim) {
-    const OperandSizes& sizes = arguments.sizes;
+    const AttentionSizes& sizes = arguments.sizes;
     const float* all_lse = arguments.lse.const_data_ptr<float>();
     for (int64_t row = begin; row < end; ++row) {
       const int64_t head = kv_head * sizes.group + row % sizes.group;

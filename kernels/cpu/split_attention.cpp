@@ -26,7 +26,7 @@ SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
     return device.run(split_attention_on, fallback::split_attention, q, k_ext, v_ext, ext_len, k_in,
                       v_in, scale, kept, spread);
   }
-  const OperandSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
+  const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kSplit, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
   return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths, k_in, v_in, {},
@@ -43,7 +43,7 @@ SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
     return device.run(reuse_attention_on, fallback::reuse_attention, q, k_ext, v_ext, ext_len, k_in,
                       v_in, cached_external, cached_lse, reuse_mask, scale, spread, refresh_rows);
   }
-  const OperandSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
+  const AttentionSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kReuse, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
   ExternalSource source;

@@ -46,7 +46,7 @@ struct SplitTask {
 
 class SplitAttentionRun {
  public:
-  SplitAttentionRun(const TileKernels& kernels, const OperandSizes& sizes, const at::Tensor& q,
+  SplitAttentionRun(const TileKernels& kernels, const AttentionSizes& sizes, const at::Tensor& q,
                     const at::Tensor& k_ext, const at::Tensor& v_ext, const at::Tensor& k_in,
                     const at::Tensor& v_in, const ExternalSource& source, double scale,
                     const ExternalWeights* kept, const SpreadFiller* spread,
@@ -329,7 +329,7 @@ class SplitAttentionRun {
   }
 
   const TileKernels& kernels_;
-  OperandSizes sizes_;
+  AttentionSizes sizes_;
   Element element_;
   RawView q_;
   RawView k_ext_;
@@ -359,7 +359,7 @@ class SplitAttentionRun {
   std::vector<JobSpread> job_spreads_;  // by job
 };
 
-PrefixJob make_job(const OperandSizes& sizes, int64_t sequence, int64_t kv_head, int64_t length,
+PrefixJob make_job(const AttentionSizes& sizes, int64_t sequence, int64_t kv_head, int64_t length,
                    const ExternalSource& source) {
   PrefixJob job;
   job.sequence = sequence;
@@ -391,7 +391,7 @@ PrefixJob make_job(const OperandSizes& sizes, int64_t sequence, int64_t kv_head,
 
 }  // namespace
 
-SourcedAttention split_attention_cpu(const TileKernels& kernels, const OperandSizes& sizes,
+SourcedAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,
                                      const at::Tensor& q, const at::Tensor& k_ext,
                                      const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                      const at::Tensor& k_in, const at::Tensor& v_in,

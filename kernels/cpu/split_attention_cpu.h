@@ -29,7 +29,7 @@ struct ExternalSource {
   bool values = true;          // false: no external value is read, and the external output is 0
 };
 
-SourcedAttention split_attention_cpu(const TileKernels& kernels, const OperandSizes& sizes,
+SourcedAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,
                                      const at::Tensor& q, const at::Tensor& k_ext,
                                      const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                      const at::Tensor& k_in, const at::Tensor& v_in,

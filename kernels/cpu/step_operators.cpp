@@ -118,7 +118,7 @@ RecordedAttention recorded_attention(const at::Tensor& q, const at::Tensor& k_ex
                                      const at::Tensor& result) {
   constexpr const char* kOp = "recorded_attention";
   check_query(kOp, q);
-  const OperandSizes sizes = check_split_attention(kOp, q, k_ext, v_ext, k_in, v_in);
+  const AttentionSizes sizes = check_split_attention(kOp, q, k_ext, v_ext, k_in, v_in);
   check_tensor(kOp, "ends", ends, at::kLong, at::kCPU);
   check_shape(kOp, "ends", ends, {q.size(0), -1});
   RecordedAttention found;

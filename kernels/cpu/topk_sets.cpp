@@ -202,7 +202,7 @@ TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tenso
                       with_tokens);
   }
   const TopKArguments arguments = check_topk("topk_sets", q, k_ext, ext_len, lse, k, scale);
-  const OperandSizes& sizes = arguments.sizes;
+  const AttentionSizes& sizes = arguments.sizes;
   TORCH_CHECK(sizes.group <= kMaxRows, "topk_sets: q: expected at most ", kMaxRows,
               " query heads per KV head, got ", sizes.group);
   const SetsShape shape{sizes.sequences, sizes.kv_heads,      sizes.group,

@@ -162,7 +162,7 @@ class HeadSpread {
 
 }  // namespace
 
-SpreadFiller::SpreadFiller(const TileKernels& kernels, const OperandSizes& sizes,
+SpreadFiller::SpreadFiller(const TileKernels& kernels, const AttentionSizes& sizes,
                            int64_t internal_keys, WeightSpread& spread)
     : kernels_(kernels), sizes_(sizes), internal_keys_(internal_keys), spread_(spread) {
   const auto ranges = spread.ends.empty() ? int64_t{0} : std::ssize(spread.ends.front());

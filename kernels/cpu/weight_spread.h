@@ -33,7 +33,7 @@ struct SideStates {
 
 class SpreadFiller {
  public:
-  SpreadFiller(const TileKernels& kernels, const OperandSizes& sizes, int64_t internal_keys,
+  SpreadFiller(const TileKernels& kernels, const AttentionSizes& sizes, int64_t internal_keys,
                WeightSpread& spread);
 
   /// The ends of the ranges, counted in the keys that are read: `positions` (ascending), or all.
@@ -51,7 +51,7 @@ class SpreadFiller {
 
  private:
   const TileKernels& kernels_;
-  const OperandSizes& sizes_;
+  const AttentionSizes& sizes_;
   const int64_t internal_keys_;
   const WeightSpread& spread_;
   float *entropy_, *largest_, *range_, *key_, *offset_;  // of spread_

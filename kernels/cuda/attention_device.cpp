@@ -37,7 +37,7 @@ struct DeviceSource {
   at::Tensor lse_residual;
 };
 
-void check_limits(const char* op, const OperandSizes& sizes, int64_t internal_keys) {
+void check_limits(const char* op, const AttentionSizes& sizes, int64_t internal_keys) {
   check_device_dim(op, sizes.dim);
   for (const int64_t size : {sizes.external_keys, internal_keys, sizes.group * sizes.queries}) {
     TORCH_CHECK(size <= std::numeric_limits<int32_t>::max() / 2, op,
@@ -48,7 +48,7 @@ void check_limits(const char* op, const OperandSizes& sizes, int64_t internal_ke
 // Checked arguments of one operator.
 struct Arguments {
   const char* op = "";
-  OperandSizes sizes;
+  AttentionSizes sizes;
   std::vector<int64_t> lengths;
   at::Tensor q, k_ext, v_ext, k_in, v_in;
   double scale = 1.0;
@@ -58,7 +58,7 @@ Arguments check_arguments(const char* op, const at::Tensor& q, const at::Tensor&
                           const at::Tensor& v_ext, const at::Tensor& ext_len,
                           const at::Tensor& k_in, const at::Tensor& v_in, double scale) {
   check_query(op, q, q.device());
-  const OperandSizes sizes = check_split_attention(op, q, k_ext, v_ext, k_in, v_in, q.device());
+  const AttentionSizes sizes = check_split_attention(op, q, k_ext, v_ext, k_in, v_in, q.device());
   check_limits(op, sizes, k_in.size(2));
   return {op,   sizes, check_lengths(op, "ext_len", ext_len, sizes.sequences, sizes.external_keys),
           q,    k_ext, v_ext,
@@ -94,7 +94,7 @@ at::Tensor kept_flags(const at::Tensor& mask, at::Device device) {
 
 // SplitCall::rows on the CPU.
 at::Tensor rows_that_read(const std::vector<bool>& reuse, const std::vector<bool>& refresh,
-                          const OperandSizes& sizes) {
+                          const AttentionSizes& sizes) {
   const int64_t in_group = sizes.group * sizes.queries;
   const int64_t width = 1 + 2 * in_group;
   at::Tensor rows = at::zeros({sizes.sequences, sizes.kv_heads, width}, at::kInt);
@@ -118,7 +118,7 @@ at::Tensor rows_that_read(const std::vector<bool>& reuse, const std::vector<bool
 // The call for sequences [first, first + count), without workspace.
 SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
                     const SourcedAttention& result, int64_t first, int64_t count) {
-  const OperandSizes& sizes = arguments.sizes;
+  const AttentionSizes& sizes = arguments.sizes;
   const auto part = [&](const at::Tensor& tensor) {
     return device_rows(tensor.narrow(0, first, count));
   };
@@ -170,7 +170,7 @@ struct SpreadQuestion {
 };
 
 SpreadQuestion prepare_spread(const Arguments& arguments, WeightSpread& spread) {
-  const OperandSizes& sizes = arguments.sizes;
+  const AttentionSizes& sizes = arguments.sizes;
   const int64_t internal_keys = arguments.k_in.size(2);
   check_spread(arguments.op, spread, sizes, arguments.lengths, internal_keys);
   const auto ranges = spread.ends.empty() ? int64_t{0} : std::ssize(spread.ends.front());
@@ -222,7 +222,7 @@ void launch_spread(const DeviceQueue& queue, const SplitCall& attention,
 // Fills the results of a call with the external pair from the library.
 void join_library(const DeviceQueue& queue, const Arguments& arguments,
                   const SplitCall& attention) {
-  const OperandSizes& sizes = arguments.sizes;
+  const AttentionSizes& sizes = arguments.sizes;
   const int64_t length = arguments.lengths.front();
   const at::Tensor folded = aligned_for_library(arguments.q.reshape(
       {sizes.sequences, sizes.kv_heads, sizes.group * sizes.queries, sizes.dim}));
@@ -237,7 +237,7 @@ void join_library(const DeviceQueue& queue, const Arguments& arguments,
 
 SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
                         const DeviceSource& source, bool count_keys, WeightSpread* spread) {
-  const OperandSizes& sizes = arguments.sizes;
+  const AttentionSizes& sizes = arguments.sizes;
   const at::Tensor& q = arguments.q;
   const at::TensorOptions floats = q.options().dtype(at::kFloat);
   SpreadQuestion question;
@@ -286,7 +286,7 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
 void make_sets(const char* op, const DeviceQueue& queue, const Arguments& arguments,
                const at::Tensor& index, const at::Tensor& dense, bool selected,
                DeviceSource& source) {
-  const OperandSizes& sizes = arguments.sizes;
+  const AttentionSizes& sizes = arguments.sizes;
   const at::Device device = arguments.q.device();
   check_tensor(op, "index", index, at::kInt, device);
   check_shape(op, "index", index, {sizes.sequences, sizes.kv_heads, -1});
@@ -352,7 +352,7 @@ SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& 
                                     double scale, WeightSpread* spread,
                                     const at::Tensor& refresh_rows) {
   const Arguments arguments = check_arguments(kReuse, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
-  const OperandSizes& sizes = arguments.sizes;
+  const AttentionSizes& sizes = arguments.sizes;
   const std::vector<bool> flags = check_reuse_mask(kReuse, reuse_mask, sizes);
   const std::vector<bool> refresh = check_refresh_rows(kReuse, refresh_rows, sizes);
   const bool any = takes_cached(flags, refresh, sizes);

@@ -48,7 +48,7 @@ at::Tensor aligned_for_library(const at::Tensor& rows) {
   return is_aligned_for_library(rows) ? rows : rows.clone(at::MemoryFormat::Contiguous);
 }
 
-bool library_reads(const OperandSizes& sizes, const std::vector<int64_t>& lengths,
+bool library_reads(const AttentionSizes& sizes, const std::vector<int64_t>& lengths,
                    int64_t internal_keys, const at::Tensor& k_ext, const at::Tensor& v_ext) {
   const char* const asked = std::getenv("BLOCKSCOPE_SPLIT");
   const std::string_view name(asked == nullptr ? "" : asked);

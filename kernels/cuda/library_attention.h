@@ -32,7 +32,7 @@ at::Tensor aligned_for_library(const at::Tensor& rows);
 // Whether the library's kernel can read these keys, and is faster by the table in
 // library_attention.cpp. The environment variable BLOCKSCOPE_SPLIT=own or =library overrides the
 // table, for measurements. lengths: external keys of each sequence.
-bool library_reads(const OperandSizes& sizes, const std::vector<int64_t>& lengths,
+bool library_reads(const AttentionSizes& sizes, const std::vector<int64_t>& lengths,
                    int64_t internal_keys, const at::Tensor& k_ext, const at::Tensor& v_ext);
 
 }  // namespace blockscope

@@ -155,6 +155,12 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
   }
   const bool one_flag_only =
       overrides.mask_token_id.has_value() != overrides.block_length.has_value();
+  if (family.causal_only && (overrides.mask_token_id || overrides.block_length)) {
+    throw UsageError(fmt::format(
+        "{}: model_type \"{}\" runs token by token only, got --mask-token-id or --block-length. "
+        "HINT: leave both out; `blockscope help family {}` says why",
+        folder, family.name, family.name));
+  }
   if (autoregressive && one_flag_only) {
     throw UsageError(fmt::format(
         "{}: model_type \"{}\" is autoregressive; to run it with block-causal masks both "

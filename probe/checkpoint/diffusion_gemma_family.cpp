@@ -147,12 +147,14 @@ void read_gemma_layers(const ConfigFile& file, ModelConfig& config) {
     keys.fail("use_bidirectional_attention", "null or \"vision\", which changes images alone",
               "a bidirectional encoder is not supported");
   }
-  config.attention_bias = config.attention_output_bias =
-      keys.optional_boolean("attention_bias").value_or(false);
+  keys.require_switch(
+      "attention_bias", false,
+      "encoder and decoder would have biases of their own, which are not supported");
   config.moe = gemma_experts(keys, config.num_layers);
   config.gemma.emplace();
   config.gemma->embed_scale = std::sqrt(static_cast<double>(config.hidden_size));
-  config.gemma->logit_softcap = keys.number("final_logit_softcapping", 1e-6, kMaxCap);
+  config.gemma->logit_softcap =
+      keys.optional_number("final_logit_softcapping", 1e-6, kMaxCap).value_or(30.0);
 }
 
 void read_gemma_rope(const ConfigFile& file, ModelConfig& config, std::string& source) {
@@ -239,7 +241,6 @@ std::vector<ExpectedTensor> gemma_tensors(const WeightNames& names, const ModelC
     };
     const auto add_projection = [&](const std::string& name, std::int64_t out, std::int64_t in) {
       add(name + ".weight", {out, in});
-      if (config.attention_bias) add(name + ".bias", {out});
     };
     add_projection(names.q, query, hidden);
     add_projection(names.k, key, hidden);
@@ -277,7 +278,7 @@ Family diffusion_gemma_family() {
   family.meaning = "DiffusionGemma: a causal encoder and a canvas of random tokens, with experts";
   family.source = "transformers, modeling_diffusion_gemma.py:DiffusionGemmaForBlockDiffusion";
   family.example = "capture google/diffusiongemma-26B-A4B-it";
-  family.refuses = "images, bidirectional encoders, untied weights";
+  family.refuses = "images, bidirectional encoders, untied weights, biases";
   family.attention = FamilyAttention::canvas;
   family.experts = true;
   family.norm_weight_first = true;

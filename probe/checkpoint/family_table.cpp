@@ -15,6 +15,12 @@ Family sdar_moe_family();
 Family qwen2_family();
 Family qwen3_family();
 Family qwen3_moe_family();
+Family llama_family();
+Family stable_diffcoder_family();
+Family a2d_qwen2_family();
+Family a2d_qwen3_family();
+Family nemotron_family();
+Family wedlm_family();
 Family llada_family();
 Family dream_family();
 Family llada2_moe_family();
@@ -70,6 +76,7 @@ std::string attention_text(const Family& family) {
   if (family.draft) return "a draft sees its own block and features of its target's layers";
   switch (family.attention) {
     case FamilyAttention::causal:
+      if (family.causal_only) return "causal, token by token";
       return "causal; block-causal with --mask-token-id and --block-length";
     case FamilyAttention::bidirectional:
       return "bidirectional: every position sees all others; blocks count from the prompt's end";
@@ -92,11 +99,24 @@ std::string quoted(const std::vector<std::string>& names) {
 }  // namespace
 
 const std::vector<Family>& family_table() {
-  static const std::vector<Family> table{
-      sdar_family(),         sdar_moe_family(),        qwen2_family(),
-      qwen3_family(),        qwen3_moe_family(),       llada_family(),
-      dream_family(),        llada2_moe_family(),      llada2_moe_veomni_family(),
-      fast_dllm_v2_family(), diffusion_gemma_family(), dflash_family()};
+  static const std::vector<Family> table{sdar_family(),
+                                         sdar_moe_family(),
+                                         qwen2_family(),
+                                         qwen3_family(),
+                                         qwen3_moe_family(),
+                                         llama_family(),
+                                         llada_family(),
+                                         dream_family(),
+                                         llada2_moe_family(),
+                                         fast_dllm_v2_family(),
+                                         stable_diffcoder_family(),
+                                         a2d_qwen2_family(),
+                                         a2d_qwen3_family(),
+                                         nemotron_family(),
+                                         diffusion_gemma_family(),
+                                         dflash_family(),
+                                         wedlm_family(),
+                                         llada2_moe_veomni_family()};
   return table;
 }
 

@@ -78,15 +78,18 @@ struct Family {
   FamilyAttention attention = FamilyAttention::block_causal;
   std::int64_t logit_shift = 0;       // 1: the logits of position p predict position p + 1
   std::int64_t sub_block_length = 0;  // default length of sub-blocks; 0: no sub-blocks
+  bool causal_only = false;           // never block-causal, whatever the command line gives
   bool draft = false;                 // runs together with a target (draft_config.h)
   bool qk_norm = true;
   bool qkv_bias = false;                // biases on q, k and v, never on o
   bool experts = false;                 // layers may have experts (moe_config.h)
+  bool query_scaling = false;           // rope_parameters may have llama_4_scaling_beta
   bool partial_rotary = false;          // only partial_rotary_factor of a head's channels rotate
   bool layer_kinds = false;             // read_rope reads layer_types; else all must be full
   bool rotates_in_float32 = false;      // q and k are rotated before they are rounded
   bool norm_weight_first = false;       // norms are rounded only after multiplying by the weight
   std::int64_t default_head_dim = 128;  // if the key is absent; 0: hidden_size / heads
+  std::optional<double> default_rope_theta{};  // if no key has it; nothing: the file must
 
   std::vector<std::string> mask_keys{"mask_token_id"};  // keys of the mask id
   std::vector<std::string> block_length_keys{"block_size", "block_length"};

@@ -1,6 +1,7 @@
 // LLaDA2 MoE, block-causal: dFactory `configuration_llada2_moe.py` and `modeling_llada2_moe.py`
 // (LLaDA2.0-mini, LLaDA2.0-flash). Mask id, block length and mask token come from `generate` in the
 // second file and from the published tokenizer; the published config.json has none of them.
+// LLaDA2.2 adds block routing (`LLaDA2MoeGate.block_routing`) and the tokens DELETE and SPLIT.
 #include <fmt/format.h>
 
 #include "probe/checkpoint/config_limits.h"
@@ -33,6 +34,42 @@ void refuse_other_llada2(const JsonObject& file) {
   require_llada2_number(file, "num_nextn_predict_layers", 0.0);
 }
 
+/// LLaDA2.2: the block chooses `expert_capacity` experts. Its configuration still names groups,
+/// which the official code then ignores.
+void read_block_routing(const JsonObject& file, MoeConfig& moe) {
+  const auto capacity = file.optional_integer("expert_capacity", 0, moe.num_experts);
+  if (!capacity || *capacity == 0) return;
+  if (*capacity < moe.experts_per_token) {
+    file.fail("expert_capacity",
+              fmt::format("num_experts_per_tok {} to num_experts {}, or 0 for no block routing",
+                          moe.experts_per_token, moe.num_experts));
+  }
+  const auto block = file.optional_integer("block_size", 1, kMaxWidth);
+  if (!block) {
+    file.fail("expert_capacity", "a key block_size, too",
+              "the block whose rows choose the experts together");
+  }
+  moe.expert_capacity = *capacity;
+  moe.routing_block = *block;
+  moe.num_groups = moe.kept_groups = 1;
+}
+
+/// LLaDA2.2's edit tokens: both or none, within the vocabulary.
+void read_edit_tokens(const JsonObject& file, ModelConfig& config) {
+  const auto id = [&](const char* key) {
+    return file.optional_integer(key, 0, config.vocab_size - 1).value_or(-1);
+  };
+  config.delete_token_id = id("delete_token_id");
+  config.split_token_id = id("split_token_id");
+  if ((config.delete_token_id < 0) != (config.split_token_id < 0)) {
+    file.fail(config.delete_token_id < 0 ? "delete_token_id" : "split_token_id",
+              "both delete_token_id and split_token_id, or neither");
+  }
+  if (config.delete_token_id >= 0 && config.delete_token_id == config.split_token_id) {
+    file.fail("split_token_id", "another token than delete_token_id");
+  }
+}
+
 MoeConfig parse_llada2_experts(const JsonObject& file, std::int64_t num_layers) {
   MoeConfig moe;
   moe.sigmoid = true;
@@ -49,6 +86,7 @@ MoeConfig parse_llada2_experts(const JsonObject& file, std::int64_t num_layers) 
   }
   moe.kept_groups = file.integer("topk_group", 1, moe.num_groups);
   moe.experts_per_token = file.integer("num_experts_per_tok", 1, moe.kept_groups * group_size);
+  read_block_routing(file, moe);
   moe.normalise = moe.experts_per_token > 1;  // a single expert keeps its score
   moe.scaling = file.number("routed_scaling_factor", 0.0, kMaxScaling);
   require_llada2_number(file, "moe_router_topk_scaling_factor", moe.scaling);
@@ -72,6 +110,7 @@ void read_llada2_layers(const ConfigFile& file, ModelConfig& config) {
   config.tie_word_embeddings = keys.optional_boolean("tie_word_embeddings").value_or(false);
   refuse_other_llada2(keys);
   config.moe = parse_llada2_experts(keys, config.num_layers);
+  read_edit_tokens(keys, config);
   config.attention_bias = keys.optional_boolean("use_qkv_bias").value_or(false);
   config.attention_output_bias = keys.optional_boolean("use_bias").value_or(true);
 }
@@ -79,6 +118,14 @@ void read_llada2_layers(const ConfigFile& file, ModelConfig& config) {
 void record_llada2(const ConfigFile& file, ModelConfig& config) {
   const MoeConfig& moe = *config.moe;
   add_resolved(config, "expert_scores", "sigmoid", kTableSource);
+  if (moe.expert_capacity > 0) {
+    add_resolved(config, "expert_capacity", moe.expert_capacity, file.source("expert_capacity"));
+    add_resolved(config, "routing_block", moe.routing_block, file.source("block_size"));
+  }
+  if (config.delete_token_id >= 0) {
+    add_resolved(config, "delete_token_id", config.delete_token_id, file.source("delete_token_id"));
+    add_resolved(config, "split_token_id", config.split_token_id, file.source("split_token_id"));
+  }
   add_resolved(config, "expert_groups", moe.num_groups, file.source("n_group"));
   add_resolved(config, "kept_expert_groups", moe.kept_groups, file.source("topk_group"));
   add_resolved(config, "routed_scaling_factor", moe.scaling, file.source("routed_scaling_factor"));
@@ -91,7 +138,7 @@ Family llada2_moe_family() {
   Family family;
   family.name = "llada2_moe";
   family.architectures = {"LLaDA2MoeModelLM"};
-  family.meaning = "LLaDA2.0 and 2.1, mixtures of experts with sigmoid scores";
+  family.meaning = "LLaDA2.0 to 2.2, mixtures of experts with sigmoid scores";
   family.source = "dFactory, modeling_llada2_moe.py:LLaDA2MoeModelLM.generate";
   family.example = "capture inclusionAI/LLaDA2.0-mini";
   family.refuses =

@@ -86,6 +86,9 @@ void record_resolved(const ConfigFile& file, const std::string& rope_source,
     add("rope_low_freq_factor", rope.low_freq_factor, rope_source);
     add("rope_high_freq_factor", rope.high_freq_factor, rope_source);
   }
+  if (rope.query_scaling_beta != 0.0) {
+    add("query_scaling_beta", rope.query_scaling_beta, rope_source);
+  }
   add("tie_word_embeddings", config.tie_word_embeddings, from("tie_word_embeddings"));
   if (rope.rotary_dim > 0) add("rotary_dim", rope.rotary_dim, "partial_rotary_factor");
   add("qk_norm", config.qk_norm, kTableSource);
@@ -176,6 +179,20 @@ ModelConfig load_model_config(const std::filesystem::path& folder,
   texts.block_diffusion = read_file(folder / "block_diffusion.json");
   texts.dlm_config = read_file(folder / "dlm_config.json");
   return parse_model_config(texts, overrides);
+}
+
+LayerSizes layer_sizes(const ModelConfig& config) {
+  LayerSizes sizes;
+  sizes.num_layers = config.num_layers;
+  sizes.num_heads = config.num_heads;
+  sizes.num_kv_heads = config.num_kv_heads;
+  sizes.head_dim = config.head_dim;
+  for (const LayerShape& layer : config.layer_shapes) {
+    sizes.layer_kv_heads.push_back(layer.num_kv_heads);
+    sizes.layer_head_dim.push_back(layer.head_dim);
+    sizes.layer_window.push_back(layer.window);
+  }
+  return sizes;
 }
 
 std::int64_t require_mask_token_id(const ModelConfig& config) {

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "decode_record/schema/layer_sizes.h"
 #include "probe/checkpoint/draft_config.h"
 #include "probe/checkpoint/gemma_config.h"
 #include "probe/checkpoint/moe_config.h"
@@ -56,6 +57,9 @@ struct RopeConfig {
   bool truncate = true;                               // yarn: round the correction range
   double low_freq_factor = 1.0;                       // llama3
   double high_freq_factor = 4.0;                      // llama3
+  // Ministral: queries of position p are multiplied by 1 + this * ln(1 + floor(p / original
+  // length)).
+  double query_scaling_beta = 0.0;
 
   bool operator==(const RopeConfig&) const = default;
 };
@@ -107,6 +111,8 @@ struct ModelConfig {
   std::vector<std::int64_t> stop_token_ids;  // of generation_config.json, else of config.json
   std::optional<std::int64_t> bos_token_id;
   std::optional<std::int64_t> pad_token_id;
+  std::int64_t delete_token_id = -1;  // LLaDA2.2's edit tokens; -1: none
+  std::int64_t split_token_id = -1;
   std::optional<Resolved<std::int64_t>> mask_token_id;
   std::optional<Resolved<std::int64_t>> block_length;
 
@@ -140,6 +146,9 @@ struct ConfigTexts {
 ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& overrides = {});
 ModelConfig load_model_config(const std::filesystem::path& folder,
                               const ModelOverrides& overrides = {});
+
+/// Heads, sizes and windows of the layers, without what a trace records of them.
+LayerSizes layer_sizes(const ModelConfig& config);
 
 /// Return the resolved mask id or block length, or throw a CheckpointError that names the file and
 /// the flag to pass.

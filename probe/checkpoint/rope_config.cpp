@@ -93,14 +93,20 @@ std::optional<JsonObject> find_rope_object(const JsonObject& config_json) {
   return has_scaling ? scaling : parameters;
 }
 
-double parse_theta(const JsonObject& config_json, const std::optional<JsonObject>& rope) {
+double parse_theta(const JsonObject& config_json, const std::optional<JsonObject>& rope,
+                   std::optional<double> by_default, std::string& source) {
   const auto top = config_json.optional_number("rope_theta", 1.0 + kSmallest, kMaxTheta);
   std::optional<double> inner;
   if (rope) inner = rope->optional_number("rope_theta", 1.0 + kSmallest, kMaxTheta);
   if (top && inner && *top != *inner) {
     config_json.fail("rope_theta", fmt::format("{} as in the rope parameters", *inner));
   }
+  source = "config.json:rope_theta";
   if (!top && !inner) {
+    if (by_default) {
+      source = kTableSource;
+      return *by_default;
+    }
     config_json.fail("rope_theta", "a number",
                      "add \"rope_theta\" to config.json (transformers would take 10000.0)");
   }
@@ -142,6 +148,20 @@ std::int64_t parse_original_length(const JsonObject& config_json, const JsonObje
   return top ? *top : inner.value_or(max_positions);
 }
 
+/// Ministral's keys. transformers repeats max_position_embeddings among them.
+void parse_query_scaling(const JsonObject& rope, const ModelConfig& config, RopeConfig& result) {
+  const auto length = rope.optional_integer("max_position_embeddings", 1, kMaxPositions);
+  if (length && *length != config.max_position_embeddings) {
+    rope.fail("max_position_embeddings",
+              fmt::format("{} as outside of it", config.max_position_embeddings));
+  }
+  const std::string key = "llama_4_scaling_beta";
+  result.query_scaling_beta = rope.optional_number(key, 0.0, kMaxFactor).value_or(0.0);
+  if (result.query_scaling_beta != 0.0 && !rope.has("original_max_position_embeddings")) {
+    rope.fail("original_max_position_embeddings", "an integer", key + " counts in it");
+  }
+}
+
 /// Reads everything but theta and the type, for a type other than the default.
 void parse_scaling(const JsonObject& config_json, const JsonObject& rope, const ModelConfig& config,
                    RopeConfig& result) {
@@ -173,17 +193,18 @@ std::string_view rope_type_name(RopeType type) {
 }
 
 void read_common_rope(const ConfigFile& file, ModelConfig& config, std::string& source) {
-  config.rope = parse_rope_config(file.keys, config, file.family.partial_rotary, source);
+  config.rope = parse_rope_config(file, config, source);
 }
 
-RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config, bool partial,
+RopeConfig parse_rope_config(const ConfigFile& file, const ModelConfig& config,
                              std::string& source) {
+  const JsonObject& config_json = file.keys;
+  const bool partial = file.family.partial_rotary;
   if (!partial) refuse_partial_rotary(config_json);
   const auto rope = find_rope_object(config_json);
   RopeConfig result;
   if (partial) result.rotary_dim = parse_rotary_dim(config_json, rope, config.head_dim);
-  result.theta = parse_theta(config_json, rope);
-  source = "config.json:rope_theta";
+  result.theta = parse_theta(config_json, rope, file.family.default_rope_theta, source);
   if (!rope) return result;
   const bool old_spelling =
       config_json.has("rope_scaling") && !config_json.raw().at("rope_scaling").empty();
@@ -192,6 +213,9 @@ RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& c
   result.type = parse_type(*rope);
   if (!partial) refuse_partial_rotary(*rope);
   if (result.type != RopeType::kDefault) parse_scaling(config_json, *rope, config, result);
+  if (file.family.query_scaling && result.type != RopeType::kDefault) {
+    parse_query_scaling(*rope, config, result);
+  }
   refuse_unread(*rope, result.type);
   return result;
 }

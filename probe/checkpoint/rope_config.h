@@ -5,15 +5,13 @@
 #include <string>
 #include <string_view>
 
-#include "probe/checkpoint/json_object.h"
-#include "probe/checkpoint/model_config.h"
+#include "probe/checkpoint/family_table.h"
 
 namespace blockscope {
 
 /// `max_position_embeddings` and `head_dim` of `config` must be set. `source` becomes the key that
-/// was used, e.g. "config.json:rope_parameters". `partial`: in this family only a part of a head's
-/// channels rotate, and the file must say how many.
-RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config, bool partial,
+/// was used, e.g. "config.json:rope_parameters".
+RopeConfig parse_rope_config(const ConfigFile& file, const ModelConfig& config,
                              std::string& source);
 
 std::string_view rope_type_name(RopeType type);

@@ -24,6 +24,7 @@
 #include "decode_record/base/error.h"
 #include "kernels/ops.h"
 #include "probe/checkpoint/safetensors.h"
+#include "probe/decode/decode_seams.h"
 #include "probe/model/device.h"
 #include "probe/run/run_flags.h"
 
@@ -35,8 +36,12 @@ constexpr size_t kShownPositions = 5;
 constexpr int64_t kPositionsAtOnce = 32;
 constexpr const char* kHowToSave =
     "Example: blockscope check models/needle --reference ref.safetensors --dtype float32\n"
-    "The reference holds input_ids [T], logits [T, V] and the metadata mask (causal, block_causal\n"
-    "or full) and block_length. How to save a block-causal reference (causal: mask \"causal\" and\n"
+    "The reference holds input_ids [T], logits [T, V] and the metadata mask (causal, "
+    "block_causal,\n"
+    "full or canvas) and block_length. canvas (DiffusionGemma): the last block_length tokens are "
+    "a\n"
+    "canvas after a causal prompt; logits [block_length, V] are those of its first step.\n"
+    "How to save a block-causal reference (causal: mask \"causal\" and\n"
     "no 4-D mask; every position sees all others: mask \"full\"):\n"
     "  import torch, transformers\n"
     "  from safetensors.torch import save_file\n"
@@ -61,12 +66,14 @@ struct CheckFlags {
 struct Reference {
   SafetensorsFile file;
   std::vector<int64_t> tokens;         // [T]
-  std::string mask;                    // "causal", "block_causal" or "full"
+  std::string mask;                    // "causal", "block_causal", "full" or "canvas"
   int64_t block_length = 1;            // 1: causal; full mask: all positions
   bool takes_block_length = false;     // the model's block length, because the file names none
   const TensorInfo* logits = nullptr;  // [T, V] or [1, T, V], mapped
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+  bool canvas() const { return mask == "canvas"; }
+  int64_t first() const { return canvas() ? length() - block_length : 0; }  // with logits
 };
 
 struct PositionResult {
@@ -102,6 +109,38 @@ class WholeSequenceSeams : public ForwardSeams {
  private:
   at::Tensor length_;  // [1]
   int64_t block_length_;
+};
+
+/// A causal prompt whose keys are kept, then a canvas that sees them and itself.
+class CanvasCheckSeams : public ForwardSeams {
+ public:
+  explicit CanvasCheckSeams(const ModelConfig& config) : config_(config) {}
+
+  void begin_canvas() { canvas_ = true; }
+  bool on_canvas() const override { return canvas_; }
+  at::Tensor attention(const AttentionInput& input) override {
+    const int64_t window = config_.layer(input.layer).window;
+    if (!canvas_) {
+      key_.push_back(input.k);
+      value_.push_back(input.v);
+      return windowed_attention(input.q, input.k, input.v, window > 0 ? window : input.k.size(2),
+                                input.scale);
+    }
+    const auto tail = [&](const at::Tensor& all) {
+      const int64_t seen = window > 0 ? std::min(all.size(2), window - 1) : all.size(2);
+      return all.narrow(2, all.size(2) - seen, seen);
+    };
+    const auto layer = static_cast<size_t>(input.layer);
+    const at::Tensor key = tail(key_[layer]);
+    const at::Tensor length = at::full({1}, key.size(2), at::kLong);
+    return split_attention(input.q, key, tail(value_[layer]), length, input.k, input.v, input.scale)
+        .out;
+  }
+
+ private:
+  const ModelConfig& config_;
+  bool canvas_ = false;
+  std::vector<at::Tensor> key_, value_;  // by layer [1, K, N, D]
 };
 
 const TensorInfo& tensor_of(const SafetensorsFile& file, const char* name) {
@@ -153,10 +192,12 @@ std::string metadata_value(const SafetensorsFile& file, const std::string& key) 
 
 std::string read_mask(const SafetensorsFile& file) {
   std::string mask = metadata_value(file, "mask");
-  if (mask == "causal" || mask == "block_causal" || mask == "full") return mask;
-  throw CheckpointError(
-      fmt::format("{}: metadata mask: expected 'causal', 'block_causal' or 'full', got '{}'",
-                  file.path().string(), mask));
+  for (const char* known : {"causal", "block_causal", "full", "canvas"}) {
+    if (mask == known) return mask;
+  }
+  throw CheckpointError(fmt::format(
+      "{}: metadata mask: expected 'causal', 'block_causal', 'full' or 'canvas', got '{}'",
+      file.path().string(), mask));
 }
 
 /// The block length of a block-causal mask; nullopt: use the model's.
@@ -179,15 +220,23 @@ Reference open_reference(const std::string& path, const ModelConfig& config) {
   reference.mask = read_mask(reference.file);
   if (reference.mask == "full") {
     reference.block_length = reference.length();
-  } else if (reference.mask == "block_causal") {
+  } else if (reference.mask != "causal") {
     const auto named = read_block_length(reference.file);
     reference.takes_block_length = !named.has_value();
     reference.block_length = named.has_value() ? *named : require_block_length(config);
   }
+  if (reference.canvas() != config.gemma.has_value() || reference.first() < 0 ||
+      (reference.canvas() && reference.first() == 0)) {
+    throw CheckpointError(fmt::format(
+        "{}: metadata mask: expected {}, got '{}' and block_length {} for {} tokens. HINT: a model "
+        "with canvases of random tokens has no other masks, and no other model has them",
+        path, config.gemma ? "'canvas' with a prompt before it" : "another mask", reference.mask,
+        reference.block_length, reference.length()));
+  }
   const TensorInfo& logits = tensor_of(reference.file, "logits");
   const bool floating = logits.dtype == TensorDtype::kF64 || logits.dtype == TensorDtype::kF32 ||
                         logits.dtype == TensorDtype::kF16 || logits.dtype == TensorDtype::kBF16;
-  const std::vector<int64_t> expected{reference.length(), config.vocab_size};
+  const std::vector<int64_t> expected{reference.length() - reference.first(), config.vocab_size};
   if (!floating || without_batch(logits.shape, 2) != expected) {
     throw CheckpointError(fmt::format(
         "{}: logits: expected F64, F32, F16 or BF16 {}, got {} {}. HINT: one row per token of "
@@ -237,22 +286,40 @@ void compare_rows(const at::Tensor& ours, const at::Tensor& reference, int64_t b
   }
 }
 
+/// The final hidden states of the rows that have logits.
+at::Tensor hidden_of(const BlockDiffusionModel& model, const Reference& reference) {
+  const at::Tensor ids = at::tensor(reference.tokens, at::kLong).unsqueeze(0);
+  const at::Tensor positions = at::arange(reference.length(), at::kLong).unsqueeze(0);
+  if (!reference.canvas()) {
+    WholeSequenceSeams seams(reference.length(), reference.block_length);
+    return model.forward(ids, positions, seams);
+  }
+  CanvasCheckSeams seams(model.config());
+  const int64_t first = reference.first();
+  model.forward(ids.narrow(1, 0, first), positions.narrow(1, 0, first), seams);
+  seams.begin_canvas();
+  const auto canvas = [&](const at::Tensor& of) {
+    return of.narrow(1, first, reference.block_length);
+  };
+  return model.forward_embedded(model.embed_canvas(canvas(ids), {}), canvas(positions), seams);
+}
+
 CheckReport compare_logits(const LoadedModel& loaded, const Reference& reference) {
   const c10::InferenceMode guard;
   const int64_t length = reference.length();
   const BlockDiffusionModel model = loaded.model->for_longest_sequence(length);
-  WholeSequenceSeams seams(length, reference.block_length);
-  const at::Tensor hidden = model.forward(at::tensor(reference.tokens, at::kLong).unsqueeze(0),
-                                          at::arange(length, at::kLong).unsqueeze(0), seams);
+  const int64_t first = reference.first();
+  const at::Tensor hidden = hidden_of(model, reference);
   CheckReport report;
-  for (int64_t begin = 0; begin < length; begin += kPositionsAtOnce) {
+  for (int64_t begin = first; begin < length; begin += kPositionsAtOnce) {
     const int64_t count = std::min(kPositionsAtOnce, length - begin);
     const at::Tensor ours =
-        on_host(model.logits(hidden[0].narrow(0, begin, count))).to(at::kDouble);
-    compare_rows(ours, reference_rows(*reference.logits, loaded.config.vocab_size, begin, count),
+        on_host(model.logits(hidden[0].narrow(0, begin - first, count))).to(at::kDouble);
+    compare_rows(ours,
+                 reference_rows(*reference.logits, loaded.config.vocab_size, begin - first, count),
                  begin, report);
   }
-  report.mean_error /= static_cast<double>(length * loaded.config.vocab_size);
+  report.mean_error /= static_cast<double>((length - first) * loaded.config.vocab_size);
   return report;
 }
 
@@ -266,9 +333,10 @@ std::vector<PositionResult> worst_first(const CheckReport& report) {
 
 void print_text(const CheckReport& report, const Reference& reference, const CheckFlags& flags,
                 bool within) {
-  const int64_t length = reference.length();
+  const int64_t length = reference.length() - reference.first();
   say("{} positions, mask {}\n", length,
-      reference.mask == "block_causal"
+      reference.canvas() ? fmt::format("canvas after {} tokens", reference.first())
+      : reference.mask == "block_causal"
           ? fmt::format("block-causal, block length {}", reference.block_length)
           : reference.mask);
   say("max abs error     {:.3e}  ({:.3e} of the reference's range {:.4g})\n", report.max_error,
@@ -295,11 +363,16 @@ void print_json(const CheckReport& report, const Reference& reference, const Che
                          {"argmax_reference", result.argmax_reference}});
   }
   const nlohmann::json json = {
-      {"positions", reference.length()},        {"mask", reference.mask},
-      {"block_length", reference.block_length}, {"max_abs_error", report.max_error},
-      {"mean_abs_error", report.mean_error},    {"range", report.range()},
-      {"relative_error", report.relative()},    {"argmax_agreement", report.agreeing},
-      {"tolerance", flags.tolerance},           {"within_tolerance", within},
+      {"positions", std::ssize(report.positions)},
+      {"mask", reference.mask},
+      {"block_length", reference.block_length},
+      {"max_abs_error", report.max_error},
+      {"mean_abs_error", report.mean_error},
+      {"range", report.range()},
+      {"relative_error", report.relative()},
+      {"argmax_agreement", report.agreeing},
+      {"tolerance", flags.tolerance},
+      {"within_tolerance", within},
       {"per_position", std::move(positions)},
   };
   say("{}\n", json.dump(2, ' ', true));

@@ -132,7 +132,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   const LoadedModel model = load_model(model_flags, environment);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   if (!tokenizer.has_value()) {
-    throw CheckpointError(fmt::format("{}: expected tokenizer.json, got none", model_flags.model));
+    refuse_without_tokenizer(model.source.folder, "use a checkpoint folder that has it");
   }
   const DecodeOptions decode = decode_options(flags.decoding, model);
   if (command != nullptr) {

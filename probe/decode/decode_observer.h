@@ -87,11 +87,12 @@ struct DraftVerdict {
   std::optional<DraftCandidates> candidates = {};    // of a draft with a selector
 };
 
-/// A token that a step took back (WINO): its position in the block is a mask again.
+/// A token that a step took back: its position in the block is a mask again.
 struct Revocation {
   int64_t position = 0;  // in the block
   int64_t token = 0;
-  float confidence = 0.0F;  // the probability at which it was masked again; NaN in a replay
+  float confidence = 0.0F;  // WINO: the probability at which the token was masked again; an edit:
+                            // the probability of [MASK]; NaN in a replay
 };
 
 /// A random token at a position of a canvas.
@@ -104,19 +105,25 @@ struct Noise {
 struct StepDecision {
   BlockPrediction prediction;        // [B] each
   std::vector<int64_t> transferred;  // positions in the block that took a token, ascending
+  std::vector<int64_t> edited;       // those of them that held another token before, ascending
   std::vector<Revocation> revoked;   // by position; none of them was transferred at this step
   std::vector<Noise> noise{};        // of the next step's canvas; prefill and commit: of the first
-  int64_t decided_before = 0;        // canvas: positions that were accepted before the step
+  int64_t decided_before = 0;        // canvas: changed positions that were accepted before
+  bool ends_canvas = false;          // the canvas takes no further step
   std::vector<int64_t> selected;     // chosen positions, also if the token was [MASK] itself
   int64_t kept_masks = 0;            // number of chosen positions whose token was [MASK]
   float sure_left = 0.0F;            // SequencePass::sure_left of the next step
+  std::vector<int64_t> inserted;     // positions, 0 to B, before which a mask was then inserted
+  std::vector<int64_t> deleted;      // and those that then went, counted after the insertions
+  int64_t deleted_tokens = 0;        // the part of `deleted` that held no mask
   std::optional<NextToken> next;     // for a commit or the last prefill, with sub-blocks: the token
                                      // after the stored positions
   std::optional<DraftVerdict> verdict = {};  // for a draft's pass
 
-  /// The number of tokens that the step adds: decided ones minus those it took back.
+  /// The number of tokens that the step adds: decided ones minus those that it removed.
   int64_t net_tokens() const {
-    return std::ssize(transferred) - std::ssize(revoked) - decided_before;
+    return std::ssize(transferred) - std::ssize(edited) - std::ssize(revoked) - deleted_tokens -
+           decided_before;
   }
 };
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "decode_record/base/error.h"
@@ -152,9 +153,10 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
           config.vocab_size, options.mask_token_id));
     }
     const CacheEntry& cache = cache_entry(options.cache);
+    const bool edit_tokens = options.delete_token_id >= 0 && options.split_token_id >= 0;
     check_strategy_fits(options.unmasking,
                         {options.bidirectional, options.canvas, config.logit_shift != 0,
-                         !cache.approximates, cache.name});
+                         !cache.approximates, edit_tokens, cache.name});
   }
   if (options.sub_blocks() && options.block_length() % options.sub_block_length != 0) {
     throw UsageError(
@@ -162,66 +164,146 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
                     "leave it out for the greatest common divisor of 8 and the block length",
                     options.block_length(), options.sub_block_length));
   }
+  const int64_t routed = config.moe ? config.moe->routing_block : 0;
+  if (routed > 0 && options.block_length() % routed != 0) {
+    throw UsageError(
+        fmt::format("block length: expected a multiple of the checkpoint's block_size {}, whose "
+                    "rows choose experts together, got {}. HINT: use {}",
+                    routed, options.block_length(), routed));
+  }
   check_stop_ids(options, config.vocab_size);
 }
 
 namespace {
 
-/// Checks the recorded steps against this run: the blocks are the same, positions lie in them, only
-/// masks are overwritten, and only tokens are taken back.
-void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t vocab_size) {
-  const int64_t prompt_length = static_cast<int64_t>(request.prompt.size());
-  const int64_t end =
-      prompt_length + generated_positions(prompt_length, request.gen_length, options);
-  const auto refuse = [&](const ReplayStep& step, const std::string& what) {
+/// The answer of a replay while its steps are checked.
+class ReplayCheck {
+ public:
+  ReplayCheck(const DecodeRequest& request, const DecodeOptions& options, int64_t vocab_size)
+      : request_(request),
+        options_(options),
+        vocab_size_(vocab_size),
+        prompt_length_(std::ssize(request.prompt)) {
+    const int64_t length = generated_positions(prompt_length_, request.gen_length, options);
+    tokens_ = request.prompt;
+    tokens_.resize(static_cast<size_t>(prompt_length_ + length), options.mask_token_id);
+  }
+
+  /// Throws PromptError.
+  void take(const ReplayStep& step) {
+    check_block(step);
+    std::set<int64_t> seen;
+    for (size_t i = 0; i < step.positions.size(); ++i) {
+      const int64_t position = step.positions[i];
+      check_position(step, position, 0);
+      if (!seen.insert(position).second) {
+        refuse(step, fmt::format("position {} was already decided", position));
+      }
+      take_token(step, position, step.tokens[i]);
+    }
+    for (size_t i = 0; i < step.noise_positions.size(); ++i) {
+      const int64_t position = step.noise_positions[i];
+      check_position(step, position, 0);
+      if (!options_.canvas || !seen.insert(position).second) {
+        refuse(step, fmt::format("position {} takes no random token", position));
+      }
+      check_token(step, step.noise_tokens[i]);
+      tokens_[static_cast<size_t>(position)] = options_.mask_token_id;
+    }
+    if (!step.inserted.empty() || !step.deleted.empty()) move(step);
+  }
+
+ private:
+  [[noreturn]] void refuse(const ReplayStep& step, const std::string& what) const {
     throw PromptError(
         fmt::format("replay: sequence {}, block {}, step {}: {}. HINT: use "
                     "the block length, prompts and gen length of the recorded run",
-                    request.sequence, step.block, step.step, what));
-  };
-  const auto check_token = [&](const ReplayStep& step, int64_t token) {
-    if (token >= 0 && token < vocab_size) return;
-    refuse(step,
-           fmt::format("token {} is not in this model's vocabulary of {}", token, vocab_size));
-  };
-  int64_t block = first_block(prompt_length, options);
-  std::set<int64_t> filled;
-  for (const ReplayStep& step : request.replay) {
-    const bool first = &step == &request.replay.front();
-    if (step.block != block && (first || step.block != block + 1)) {
+                    request_.sequence, step.block, step.step, what));
+  }
+
+  void check_block(const ReplayStep& step) {
+    const bool first = !block_;
+    const int64_t expected = block_.value_or(first_block(prompt_length_, options_));
+    if (step.block != expected && (first || step.block != expected + 1)) {
       refuse(step, "blocks are not consecutive");
     }
-    block = step.block;
-    for (size_t i = 0; i < step.positions.size(); ++i) {
-      const int64_t position = step.positions[i];
-      if (position < block_start(prompt_length, step.block, options) ||
-          position >= block_start(prompt_length, step.block + 1, options) ||
-          position < prompt_length || position >= end) {
-        refuse(step, fmt::format("position {} is not a generated position of the block", position));
-      }
-      if (step.tokens[i] == options.mask_token_id) {
-        if (!options.bidirectional) refuse(step, "a token is taken back, which only wino does");
-        if (filled.erase(position) == 0) {
-          refuse(step, fmt::format("position {} holds no token to take back", position));
-        }
-        continue;
-      }
-      // Each step of a canvas accepts anew.
-      if (!filled.insert(position).second && !options.canvas) {
-        refuse(step, fmt::format("position {} was already decided", position));
-      }
-      check_token(step, step.tokens[i]);
-    }
-    for (size_t i = 0; i < step.noise_positions.size(); ++i) {
-      const int64_t begin = block_start(prompt_length, step.block, options);
-      const int64_t place = step.noise_positions[i] - begin;
-      if (!options.canvas || place < 0 || place >= options.block_length() ||
-          step.noise_positions[i] >= end) {
-        refuse(step, fmt::format("position {} takes no random token", step.noise_positions[i]));
-      }
-      check_token(step, step.noise_tokens[i]);
-    }
+    block_ = step.block;
   }
+
+  /// `beyond`: positions after the block's end that are allowed, too.
+  void check_position(const ReplayStep& step, int64_t position, int64_t beyond) const {
+    const int64_t end = block_start(prompt_length_, step.block + 1, options_);
+    if (position >= std::max(block_start(prompt_length_, step.block, options_), prompt_length_) &&
+        position < end + beyond && position < std::ssize(tokens_) + beyond) {
+      return;
+    }
+    refuse(step, fmt::format("position {} is not a generated position of the block", position));
+  }
+
+  void take_token(const ReplayStep& step, int64_t position, int64_t token) {
+    int64_t& held = tokens_[static_cast<size_t>(position)];
+    const bool masked = held == options_.mask_token_id;
+    if (token != options_.mask_token_id) check_token(step, token);
+    if (token == options_.mask_token_id) {
+      if (masked) refuse(step, fmt::format("position {} holds no token to take back", position));
+      refuse_kept(step, "takes a token back");
+    } else if (held == token) {
+      refuse(step, fmt::format("position {} was already decided as token {}", position, token));
+    } else if (!masked) {
+      refuse_kept(step, "replaces a token");
+    }
+    held = token;
+  }
+
+  void check_token(const ReplayStep& step, int64_t token) const {
+    if (token >= 0 && token < vocab_size_) return;
+    refuse(step,
+           fmt::format("token {} is not in this model's vocabulary of {}", token, vocab_size_));
+  }
+
+  /// Sub-blocks and their cache keep rows of decided positions.
+  void refuse_kept(const ReplayStep& step, const std::string& what) const {
+    if (!options_.sub_blocks()) return;
+    refuse(step, "the step " + what + ", which is not defined for a model with sub-blocks");
+  }
+
+  void move(const ReplayStep& step) {
+    if (options_.bidirectional || options_.sub_blocks()) {
+      refuse(step, "positions are inserted and deleted, which only block-causal models do");
+    }
+    const int64_t begin = block_start(prompt_length_, step.block, options_);
+    for (const int64_t position : step.inserted) check_position(step, position, 1);
+    const auto grown = std::ssize(step.inserted);
+    for (const int64_t position : step.deleted) check_position(step, position, grown);
+    if (std::ssize(step.deleted) != grown) {
+      refuse(step, fmt::format("expected as many positions deleted as inserted, got {} and {}",
+                               step.deleted.size(), grown));
+    }
+    const auto first = tokens_.begin() + begin;
+    std::vector<int64_t> block(first, first + options_.block_length());
+    const auto in_block = [&](std::vector<int64_t> positions) {
+      for (int64_t& position : positions) position -= begin;
+      std::ranges::sort(positions);
+      return positions;
+    };
+    move_tokens(block, in_block(step.inserted), in_block(step.deleted), options_.mask_token_id);
+    if (std::ssize(block) != options_.block_length()) refuse(step, "a position is deleted twice");
+    std::ranges::copy(block, first);
+  }
+
+  const DecodeRequest& request_;
+  const DecodeOptions& options_;
+  const int64_t vocab_size_;
+  const int64_t prompt_length_;
+  std::vector<int64_t> tokens_;
+  std::optional<int64_t> block_;
+};
+
+/// Checks the recorded steps against this run: the blocks are the same, positions lie in them and
+/// after the prompt, no token replaces its equal, and only tokens are taken back.
+void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t vocab_size) {
+  ReplayCheck check(request, options, vocab_size);
+  for (const ReplayStep& step : request.replay) check.take(step);
 }
 
 /// For a drafted run. A replay gives it the answer's tokens, not its rounds.

@@ -13,6 +13,17 @@
 
 namespace blockscope {
 
+at::Tensor windowed_attention(const at::Tensor& q, const at::Tensor& key, const at::Tensor& value,
+                              int64_t window, double scale) {
+  const int64_t keys = key.size(2);
+  const at::Device device = key.device();
+  const at::Tensor row = at::arange(keys - q.size(2), keys, device).unsqueeze(1);
+  const at::Tensor column = at::arange(keys, device).unsqueeze(0);
+  const at::Tensor sees = (column <= row).logical_and(column > row - window);
+  return at::scaled_dot_product_attention(q, key, value, sees, 0.0, false, scale,
+                                          /*enable_gqa=*/true);
+}
+
 DecodeSeams::DecodeSeams(const DecodeOptions& options, AttentionPolicy& policy, KvCache& cache,
                          Watcher& watcher)
     : ObservedSeams(watcher, options.shadow),
@@ -102,22 +113,12 @@ at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
   const at::Tensor value = cache_.stored_value(input.layer, prefill_slot_, prefill_length_);
   const int64_t keys = key.size(2);
   const int64_t window = cache_.window(input.layer);
-  if (window > 0 && keys > window) return windowed_prefill(input, key, value, window);
+  if (window > 0 && keys > window) {
+    return windowed_attention(input.q, key, value, window, input.scale);
+  }
   const int64_t block_length = options_.canvas ? 1 : options_.block_length();  // 1: causal
   return prefill_attention(input.q, key, value, at::full({1}, keys, at::kLong), block_length,
                            input.scale, keys - input.q.size(2));
-}
-
-/// Causal attention of the last rows, each to the newest `window` keys, its own included.
-at::Tensor DecodeSeams::windowed_prefill(const AttentionInput& input, const at::Tensor& key,
-                                         const at::Tensor& value, int64_t window) const {
-  const int64_t keys = key.size(2);
-  const at::Device device = key.device();
-  const at::Tensor row = at::arange(keys - input.q.size(2), keys, device).unsqueeze(1);
-  const at::Tensor column = at::arange(keys, device).unsqueeze(0);
-  const at::Tensor sees = (column <= row).logical_and(column > row - window);
-  return at::scaled_dot_product_attention(input.q, key, value, sees, 0.0, false, input.scale,
-                                          /*enable_gqa=*/true);
 }
 
 /// The input with the keys of the whole block. A pass over the whole block keeps its keys; a pass

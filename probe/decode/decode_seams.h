@@ -11,6 +11,11 @@
 
 namespace blockscope {
 
+/// Causal attention of the last rows to the newest `window` keys, each row's own included: q
+/// [1, H, T, D], key and value [1, K, N, D] -> [1, H, T, D].
+at::Tensor windowed_attention(const at::Tensor& q, const at::Tensor& key, const at::Tensor& value,
+                              int64_t window, double scale);
+
 class DecodeSeams : public ObservedSeams {
  public:
   DecodeSeams(const DecodeOptions& options, AttentionPolicy& policy, KvCache& cache,
@@ -37,8 +42,6 @@ class DecodeSeams : public ObservedSeams {
  private:
   at::Tensor shown_rows(const at::Tensor& hidden) const override;
   at::Tensor prefill_attention_of(const AttentionInput& input);
-  at::Tensor windowed_prefill(const AttentionInput& input, const at::Tensor& key,
-                              const at::Tensor& value, int64_t window) const;
   at::Tensor block_attention(const AttentionInput& input);
   at::Tensor denoising_attention(const AttentionInput& input);
   at::Tensor fused_commits(const AttentionInput& input);

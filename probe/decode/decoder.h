@@ -29,7 +29,9 @@ namespace blockscope {
 struct DecodeOptions {
   UnmaskingOptions unmasking;  // its block_length is the run's B
   SamplingOptions sampling;
-  int64_t mask_token_id = -1;  // -1: none. Then canvas, or autoregressive, block_length must be 1
+  int64_t mask_token_id = -1;    // -1: none. Then canvas, or autoregressive, block_length must be 1
+  int64_t delete_token_id = -1;  // joint_threshold_indel; -1: the checkpoint has none
+  int64_t split_token_id = -1;
   bool bidirectional = false;  // blocks count from the prompt's end, and see later positions
   bool drafted = false;        // blocks are rounds of a DFlash draft, after the accepted tokens
   bool canvas = false;         // blocks count from the prompt's end and begin as random tokens
@@ -55,7 +57,9 @@ struct ReplayStep {
   std::vector<int64_t> positions;  // absolute
   std::vector<int64_t> tokens;     // the mask token where a token was taken back
   std::vector<float> confidence;
-  int64_t kept_masks = 0;  // positions decided as [MASK]; which ones is not known
+  std::vector<int64_t> inserted = {};  // absolute positions before which a mask is then inserted
+  std::vector<int64_t> deleted = {};   // and those that then go, counted after the insertions
+  int64_t kept_masks = 0;              // positions decided as [MASK]; which ones is not known
   // Random tokens put at positions of a canvas; step 0: those that it begins with.
   std::vector<int64_t> noise_positions{}, noise_tokens{};
 };

@@ -1,6 +1,6 @@
 // Denoising passes of a device as CUDA graphs. The steps of a block do the same work on the same
-// memory; only the token ids differ. The second such step is captured. Each later one is one launch,
-// instead of about ten a layer (docs/cuda.md, "Launches"). The results are bit-identical.
+// memory; only the token ids differ. The second such step is captured. Each later one is one
+// launch, instead of about ten a layer (docs/cuda.md, "Launches"). The results are bit-identical.
 #pragma once
 
 #include <ATen/core/Tensor.h>

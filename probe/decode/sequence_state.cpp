@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "probe/decode/sub_blocks.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
@@ -36,6 +37,7 @@ bool wants_commit(const SequenceState& state, int64_t masks_left, const DecodeOp
     return state.replay_cursor >= replay.size() || replay[state.replay_cursor].block != state.block;
   }
   if (options.canvas) return state.settled;
+  if (strategy_entry(options.unmasking).edit) return state.step > 0 && state.memory.edit.ended;
   return masks_left == 0 || schedule_spent(options.unmasking, state.memory, state.step);
 }
 
@@ -84,7 +86,7 @@ SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& o
       state.prompt_length + generated_positions(state.prompt_length, request.gen_length, options);
   state.tokens.assign(static_cast<size_t>(total), options.mask_token_id);
   std::copy(request.prompt.begin(), request.prompt.end(), state.tokens.begin());
-  state.block = first_block(state.prompt_length, options);
+  state.block = options.canvas ? 0 : prefill_length(state, options) / options.block_length();
   if (request.replayed && request.replay.empty()) state.outcome.reason = FinishReason::replayed;
   return state;
 }
@@ -158,6 +160,37 @@ StepInput step_input(SequenceState& state, const SequencePass& pass, const Decod
           replayed ? &state.request->replay[state.replay_cursor] : nullptr, state.memory};
 }
 
+namespace {
+
+void take_decision(SequenceState& state, const SequencePass& pass, const StepDecision& decision,
+                   const DecodeOptions& options) {
+  const int64_t shift = options.autoregressive() ? 1 : 0;
+  const auto begin = state.tokens.begin() + pass.block_start + shift;
+  write_decision(decision, options.mask_token_id, {begin, begin + options.block_length()});
+  if (decision.inserted.empty() && decision.deleted.empty()) return;
+  std::vector<int64_t> block(begin, begin + options.block_length());
+  move_tokens(block, decision.inserted, decision.deleted, options.mask_token_id);
+  std::ranges::copy(block, begin);
+}
+
+/// Whether the sequence ends with this step, though its block may have masks. Sub-blocks: at the
+/// first stop token without a mask before it. joint_threshold: the same, but only at a step that
+/// wrote a stop token, like diffusers' `check_eos_finished`.
+bool stops_within_block(const SequenceState& state, const StepDecision& decision,
+                        const DecodeOptions& options) {
+  if (options.autoregressive() || state.request->replayed) return false;
+  const auto stops = [&](int64_t p) {
+    const int64_t token = decision.prediction.token[static_cast<size_t>(p)];
+    return std::ranges::find(options.stop_ids, token) != options.stop_ids.end();
+  };
+  const bool looks = options.sub_blocks() || (strategy_entry(options.unmasking).stops_within &&
+                                              std::ranges::any_of(decision.transferred, stops));
+  return looks &&
+         stop_reached(state.tokens, state.prompt_length, options.stop_ids, options.mask_token_id);
+}
+
+}  // namespace
+
 void advance(SequenceState& state, const SequencePass& pass, const StepDecision& decision,
              const DecodeOptions& options) {
   if (pass.kind == PassKind::commit) {
@@ -172,18 +205,15 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   state.sure_left = decision.sure_left;
   ++state.replay_cursor;
   ++state.outcome.denoising_steps;
-  const auto block = state.tokens.begin() + pass.block_start;
-  const int64_t shift = options.autoregressive() ? 1 : 0;
-  for (const int64_t p : decision.transferred) {
-    block[p + shift] = decision.prediction.token[static_cast<size_t>(p)];
-  }
-  for (const Revocation& revoked : decision.revoked) {
-    block[revoked.position] = options.mask_token_id;
+  take_decision(state, pass, decision, options);
+  if (stops_within_block(state, decision, options)) {
+    state.outcome.reason = FinishReason::stop;
+    return;
   }
   if (options.canvas) {
-    state.noise.assign(state.noise.size(), false);
+    for (const int64_t p : decision.transferred) state.noise[static_cast<size_t>(p)] = false;
     for (const Noise& drawn : decision.noise) put_noise(state, drawn, pass.block_start);
-    state.settled = decision.noise.empty();
+    state.settled = decision.ends_canvas;
   }
   if ((options.fuses_commits() || options.bidirectional) &&
       wants_commit(state, masks_in_block(state, options), options)) {
@@ -197,10 +227,6 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   if (options.autoregressive()) {
     begin_next_block(state);
     state.outcome.reason = finish_reason(state, options);
-  } else if (options.sub_blocks() && !state.request->replayed &&
-             stop_reached(state.tokens, state.prompt_length, options.stop_ids,
-                          options.mask_token_id)) {
-    state.outcome.reason = FinishReason::stop;
   }
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "decode_record/base/error.h"
+#include "kernels/row_ops.h"
 #include "probe/caches/certainty_density.h"
 #include "probe/model/device.h"
 #include "probe/strategies/strategy_table.h"
@@ -115,6 +116,22 @@ float sure_left(std::vector<bool> masked, const StepDecision& decision, int64_t 
   return left[std::min(wanted, left.size()) - 1];
 }
 
+/// The moves of a step, and how many of the positions that go hold a token.
+void take_moves(const std::vector<int64_t>& inserted, const std::vector<int64_t>& deleted,
+                const StepInput& input, const DecodeOptions& options, StepDecision& decision) {
+  decision.inserted = inserted;
+  decision.deleted = deleted;
+  if (deleted.empty()) return;
+  const auto begin = input.tokens.begin() + input.pass.block_start;
+  std::vector<int64_t> block(begin, begin + options.block_length());
+  write_decision(decision, options.mask_token_id, block);
+  decision.deleted_tokens =
+      std::ranges::count_if(block, [&](int64_t token) { return token != options.mask_token_id; });
+  move_tokens(block, inserted, deleted, options.mask_token_id);
+  decision.deleted_tokens -=
+      std::ranges::count_if(block, [&](int64_t token) { return token != options.mask_token_id; });
+}
+
 /// WINO's narrow out: the tokens of the block that the shadow positions find unlikely.
 std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepInput& input,
                                        int64_t accepted) {
@@ -136,6 +153,63 @@ std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepI
   }
   memory.update(input.pass.block, accepted);
   return revoked;
+}
+
+/// Gives a position of the block its most probable token apart from `without`. logits [B, V].
+void take_best_without(const at::Tensor& logits, double temperature, size_t position,
+                       const std::vector<int64_t>& without, BlockPrediction& prediction) {
+  at::Tensor row = logits[static_cast<int64_t>(position)].to(at::kFloat);
+  if (temperature > 0.0) row = row / temperature;
+  const at::Tensor rest =
+      row.index_fill(0, index_on(without, row.device()), -std::numeric_limits<double>::infinity());
+  const at::Tensor best = rest.argmax(0);
+  prediction.token[position] = best.item<int64_t>();
+  prediction.confidence[position] = at::softmax(row, 0).index({best}).item<float>();
+}
+
+/// The decision of a strategy that also edits. `logits`: [B, V].
+StepDecision edit_tokens(const DecodeOptions& options, const StepInput& input,
+                         BlockPrediction prediction, const at::Tensor& logits) {
+  const SequencePass& pass = input.pass;
+  if (pass.first_step()) input.memory.edit = {};
+  const auto begin = input.tokens.begin() + pass.block_start;
+  const std::vector<int64_t> tokens(begin, begin + options.block_length());
+  std::vector<bool> generated;
+  for (int64_t p = 0; p < options.block_length(); ++p) {
+    generated.push_back(pass.block_start + p >= input.prompt_length);
+  }
+  EditStep step{options.unmasking,
+                prediction,
+                tokens,
+                pass.masked,
+                generated,
+                {options.mask_token_id, options.delete_token_id, options.split_token_id},
+                input.memory.edit,
+                [&](size_t position, const std::vector<int64_t>& without) {
+                  take_best_without(logits, options.sampling.temperature, position, without,
+                                    prediction);
+                }};
+  const EditChoice choice = strategy_entry(options.unmasking).edit(step);
+  StepDecision decision;
+  decision.selected = choice.selected;
+  for (const int64_t p : choice.selected) {
+    if (prediction.token[static_cast<size_t>(p)] == options.mask_token_id) continue;
+    decision.transferred.push_back(p);
+  }
+  decision.kept_masks = std::ssize(decision.selected) - std::ssize(decision.transferred);
+  for (const int64_t p : choice.edited) {
+    const auto at = static_cast<size_t>(p);
+    if (prediction.token[at] == options.mask_token_id) {
+      decision.revoked.push_back({p, tokens[at], prediction.confidence[at]});
+    } else {
+      decision.edited.push_back(p);
+      decision.transferred.push_back(p);
+    }
+  }
+  std::ranges::sort(decision.transferred);
+  decision.prediction = std::move(prediction);
+  take_moves(choice.inserted, choice.deleted, input, options, decision);
+  return decision;
 }
 
 /// KLASS: measures how far each predicted position moved since the step that predicted it last.
@@ -182,23 +256,32 @@ PredictionNeeds needs_of(const DecodeOptions& options) {
   return options.autoregressive() ? PredictionNeeds{} : prediction_needs(options.unmasking);
 }
 
-StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int64_t mask_token_id,
-                             BlockPrediction prediction) {
+StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input,
+                             const DecodeOptions& options, BlockPrediction prediction) {
   StepDecision decision;
   decision.prediction = std::move(prediction);
   decision.kept_masks = step.kept_masks;
   for (size_t i = 0; i < step.positions.size(); ++i) {
     const int64_t position = step.positions[i] - input.pass.block_start;
-    if (step.tokens[i] == mask_token_id) {
-      const int64_t token = input.tokens[static_cast<size_t>(step.positions[i])];
+    const int64_t token = input.tokens[static_cast<size_t>(step.positions[i])];
+    if (step.tokens[i] == options.mask_token_id) {
       decision.revoked.push_back({position, token, std::numeric_limits<float>::quiet_NaN()});
       continue;
     }
     decision.transferred.push_back(position);
-    decision.selected.push_back(position);  // a replay does not know chosen [MASK] tokens
+    if (token == options.mask_token_id) {
+      decision.selected.push_back(position);  // a replay does not know chosen [MASK] tokens
+    } else {
+      decision.edited.push_back(position);
+    }
     decision.prediction.token[static_cast<size_t>(position)] = step.tokens[i];
     decision.prediction.confidence[static_cast<size_t>(position)] = step.confidence[i];
   }
+  const auto in_block = [&](std::vector<int64_t> positions) {
+    for (int64_t& position : positions) position -= input.pass.block_start;
+    return positions;
+  };
+  take_moves(in_block(step.inserted), in_block(step.deleted), input, options, decision);
   return decision;
 }
 
@@ -225,15 +308,29 @@ std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs
   return predicted;
 }
 
+/// How many of the positions that a step of a canvas changes were accepted before.
+int64_t decided_among(const StepDecision& decision, const SequencePass& pass) {
+  const auto decided = [&](int64_t p) { return !pass.masked[static_cast<size_t>(p)]; };
+  return std::ranges::count_if(decision.transferred, decided) +
+         std::ranges::count_if(decision.noise, [&](const Noise& one) {
+           return decided(one.position - pass.block_start);
+         });
+}
+
 /// What a step of a canvas does after its choice: new random tokens for the positions that it did
 /// not accept, or the end of the canvas with the most probable tokens.
-void finish_canvas_step(const DecodeOptions& options, const StepInput& input, int64_t vocab_size,
-                        StepDecision& decision) {
+/// logits [B, V]: the model's own, from which confidences come, as the temperature says nothing
+/// about the model.
+void finish_canvas_step(const DecodeOptions& options, const StepInput& input,
+                        const at::Tensor& logits, StepDecision& decision) {
   const SequencePass& pass = input.pass;
+  const int64_t vocab_size = logits.size(-1);
+  decision.prediction.top1_confidence = best_tokens(logits).probability;
   const auto length = static_cast<int64_t>(pass.masked.size());
-  decision.decided_before = length - pass.masks_left;
   if (input.replay != nullptr) {
     decision.noise = noise_of(*input.replay);
+    decision.edited.clear();  // noise is no token that another one replaces
+    decision.decided_before = decided_among(decision, pass);
     return;
   }
   BlockPrediction& prediction = decision.prediction;
@@ -244,13 +341,26 @@ void finish_canvas_step(const DecodeOptions& options, const StepInput& input, in
     decision.selected.resize(static_cast<size_t>(length));
     std::iota(decision.selected.begin(), decision.selected.end(), 0);
     decision.transferred = decision.selected;
+    decision.decided_before = decided_among(decision, pass);
+    decision.ends_canvas = true;
     return;
+  }
+  std::vector<int64_t> taken;
+  for (const int64_t p : decision.transferred) {
+    taken.push_back(prediction.token[static_cast<size_t>(p)]);
+  }
+  const std::vector<float> odds =
+      token_odds(logits.index_select(0, index_on(decision.transferred, logits.device())), taken)
+          .probability;
+  for (size_t i = 0; i < odds.size(); ++i) {
+    prediction.confidence[static_cast<size_t>(decision.transferred[i])] = odds[i];
   }
   const StreamId stream{pass.prompt_hash, pass.block, pass.step};
   for (int64_t p = 0; p < length; ++p) {
     if (std::ranges::binary_search(decision.transferred, p)) continue;
     decision.noise.push_back({pass.block_start + p, random_token(options, stream, p, vocab_size)});
   }
+  decision.decided_before = decided_among(decision, pass);
 }
 
 }  // namespace
@@ -271,7 +381,8 @@ std::vector<Noise> noise_of(const ReplayStep& step) {
 }
 
 bool masks_alone(const DecodeOptions& options) {
-  return !options.autoregressive() && best_alone(options.sampling, needs_of(options));
+  return !options.autoregressive() && !strategy_entry(options.unmasking).edit &&
+         best_alone(options.sampling, needs_of(options));
 }
 
 bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
@@ -279,6 +390,15 @@ bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
   const DecodeObserver* observer = watcher.observer();
   return (observer == nullptr || !observer->wants_every_prediction()) && masks_alone(options) &&
          model.logits_stand_alone();
+}
+
+void write_decision(const StepDecision& decision, int64_t mask_token_id, std::span<int64_t> block) {
+  for (const int64_t p : decision.transferred) {
+    block[static_cast<size_t>(p)] = decision.prediction.token[static_cast<size_t>(p)];
+  }
+  for (const Revocation& revoked : decision.revoked) {
+    block[static_cast<size_t>(revoked.position)] = mask_token_id;
+  }
 }
 
 bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps) {
@@ -327,10 +447,12 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
     if (input.pass.first_step()) chosen = options.block_length() - input.pass.masks_left;
     const SequencePass open = open_masks(options, input, prediction);
     if (input.replay != nullptr) {
-      decisions.push_back(
-          replayed_tokens(*input.replay, input, options.mask_token_id, std::move(prediction)));
+      decisions.push_back(replayed_tokens(*input.replay, input, options, std::move(prediction)));
     } else if (input.first_only) {
       decisions.push_back(first_token(options, open, std::move(prediction)));
+    } else if (!options.autoregressive() && strategy_entry(unmasking).edit) {
+      decisions.push_back(
+          edit_tokens(options, input, std::move(prediction), logits[static_cast<int64_t>(i)]));
     } else {
       decisions.push_back(choose_tokens(options, open, std::move(prediction),
                                         density_of(options, input, block_rows), chosen,
@@ -340,7 +462,9 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
         decision.revoked = revoked_tokens(options, input, std::ssize(decision.selected));
       }
     }
-    if (options.canvas) finish_canvas_step(options, input, logits.size(-1), decisions.back());
+    if (options.canvas) {
+      finish_canvas_step(options, input, logits[static_cast<int64_t>(i)], decisions.back());
+    }
     chosen += std::ssize(decisions.back().selected);
     decisions.back().sure_left = sure_left(open.masked, decisions.back(), options.mask_token_id);
   }

@@ -5,12 +5,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "probe/decode/decoder.h"
 #include "probe/decode/watcher.h"
 #include "probe/model/block_diffusion_model.h"
 #include "probe/policies/pass_context.h"
+#include "probe/strategies/block_edit.h"
 #include "probe/strategies/canvas.h"
 #include "probe/strategies/klass.h"
 #include "probe/strategies/wino.h"
@@ -22,6 +24,7 @@ struct ChoiceMemory {
   KlassMemory klass;
   WinoMemory wino;
   CanvasMemory canvas;
+  EditMemory edit;
   int64_t chosen = 0;  // block positions known before its first step, or chosen since
 };
 
@@ -29,6 +32,10 @@ struct ChoiceMemory {
 /// A block may take T steps; with the quota `carry`, more until it has chosen what was carried
 /// over.
 bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps);
+
+/// Writes the tokens that a step decided and took back into its block; not its insertions and
+/// deletions.
+void write_decision(const StepDecision& decision, int64_t mask_token_id, std::span<int64_t> block);
 
 /// One sequence of a denoising pass. Its references must outlive the call.
 struct StepInput {

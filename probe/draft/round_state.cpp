@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "probe/strategies/block_edit.h"
+
 namespace blockscope {
 namespace {
 
@@ -17,6 +19,12 @@ std::vector<int64_t> replayed_answer(const DecodeRequest& request, int64_t mask_
       const int64_t at = step.positions[i] - prompt_length;
       if (at >= 0 && at < request.gen_length) answer[static_cast<size_t>(at)] = step.tokens[i];
     }
+    if (step.deleted.empty()) continue;
+    const auto in_answer = [&](std::vector<int64_t> positions) {
+      for (int64_t& position : positions) position -= prompt_length;
+      return positions;
+    };
+    move_tokens(answer, in_answer(step.inserted), in_answer(step.deleted), mask_token_id);
   }
   answer.erase(std::find(answer.begin(), answer.end(), mask_token_id), answer.end());
   return answer;

@@ -17,6 +17,11 @@ at::Tensor heads_of(const at::Tensor& flat, int64_t heads, int64_t head_dim) {
   return flat.view({flat.size(0), flat.size(1), heads, head_dim}).transpose(1, 2);
 }
 
+/// Queries of Ministral grow with their position.
+at::Tensor scaled_query(const at::Tensor& query, const RotaryRows& rotary) {
+  return rotary.query_scale.defined() ? query * rotary.query_scale : query;
+}
+
 /// Whether autograd may need a derivative. The fallbacks have one; the one-pass operators have
 /// none.
 bool is_trained(const at::Tensor& x, const at::Tensor& weight) {
@@ -28,7 +33,8 @@ bool is_trained(const at::Tensor& x, const at::Tensor& weight) {
 
 RotaryRows RotaryRows::rows(const at::Tensor& index) const {
   const at::Tensor there = on_device(index, cos.device());
-  return {cos.index_select(2, there), sin.index_select(2, there)};
+  return {cos.index_select(2, there), sin.index_select(2, there),
+          query_scale.defined() ? query_scale.index_select(2, there) : at::Tensor()};
 }
 
 at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
@@ -82,7 +88,7 @@ AttentionLayer::Projections AttentionLayer::project(const at::Tensor& x,
                                                     const RotaryRows& rotary) const {
   const std::vector<at::Tensor> made = products(x);
   const std::vector<at::Tensor> heads = turned({query_heads(made[0]), key_heads(made[1])}, rotary);
-  return {heads[0], heads[1], value_heads(made[2])};
+  return {scaled_query(heads[0], rotary), heads[1], value_heads(made[2])};
 }
 
 at::Tensor AttentionLayer::value_heads(const at::Tensor& flat) const {
@@ -92,7 +98,7 @@ at::Tensor AttentionLayer::value_heads(const at::Tensor& flat) const {
 }
 
 at::Tensor AttentionLayer::query(const at::Tensor& x, const RotaryRows& rotary) const {
-  return turned({query_heads(q_proj(x))}, rotary).front();
+  return scaled_query(turned({query_heads(q_proj(x))}, rotary).front(), rotary);
 }
 
 at::Tensor AttentionLayer::key(const at::Tensor& x, const RotaryRows& rotary) const {

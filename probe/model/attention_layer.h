@@ -16,6 +16,7 @@ namespace blockscope {
 /// rotated.
 struct RotaryRows {
   at::Tensor cos, sin;
+  at::Tensor query_scale = {};  // [S, 1, T, 1], multiplies rotated queries; undefined: nothing does
 
   /// The values for the rows `index` [N] int64, which may be on the host: [S, 1, N, R].
   RotaryRows rows(const at::Tensor& index) const;

@@ -239,8 +239,15 @@ RotaryRows BlockDiffusionModel::rotation(const Rope& rope, const at::Tensor& hos
   const at::Tensor angles = positions.to(at::kFloat).unsqueeze(-1) * rope.inverse_frequencies;
   const at::Tensor full = at::cat({angles, angles}, -1).unsqueeze(1);  // [S, 1, T, D]
   const at::ScalarType type = config_.rope_in_float32 ? at::kFloat : dtype();
-  return {(full.cos() * rope.attention_factor).to(type),
-          (full.sin() * rope.attention_factor).to(type)};
+  RotaryRows rows{(full.cos() * rope.attention_factor).to(type),
+                  (full.sin() * rope.attention_factor).to(type)};
+  if (rope.config.query_scaling_beta != 0.0) {
+    const auto length = static_cast<double>(rope.config.original_max_position_embeddings);
+    const at::Tensor stretches = (positions.to(at::kFloat) / length).floor();
+    const at::Tensor scale = 1.0 + rope.config.query_scaling_beta * (1.0 + stretches).log();
+    rows.query_scale = scale.unsqueeze(1).unsqueeze(-1).to(dtype());
+  }
+  return rows;
 }
 
 at::Tensor BlockDiffusionModel::embed(const at::Tensor& tokens) const {

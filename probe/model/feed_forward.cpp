@@ -1,6 +1,7 @@
 #include "probe/model/feed_forward.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "decode_record/base/error.h"
 #include "kernels/torch/fallback_operators.h"
 #include "probe/model/device.h"
 
@@ -37,6 +39,25 @@ void rank_first(std::vector<int64_t>& order, int64_t count, std::span<const floa
     return left > right || (left == right && a < b);
   };
   std::partial_sort(order.begin(), order.begin() + count, order.end(), above);
+}
+
+/// scores [R, E] float32 -> the same, with -inf for the experts that the row's block does not keep.
+/// Equal maxima: the lower expert.
+at::Tensor kept_by_block(const at::Tensor& scores, const MoeConfig& config) {
+  const int64_t rows = scores.size(0);
+  if (rows % config.routing_block != 0) {
+    throw UsageError(fmt::format(
+        "block routing: expected passes of whole blocks of {} rows, got {} rows. HINT: use a block "
+        "length that is a multiple of {}",
+        config.routing_block, rows, config.routing_block));
+  }
+  const at::Tensor blocks =
+      at::nan_to_num(scores, kNone).view({-1, config.routing_block, config.num_experts});
+  const at::Tensor best = blocks.amax(1);
+  const at::Tensor order = best.argsort(/*stable=*/true, -1, /*descending=*/true);
+  const at::Tensor kept = at::zeros_like(best, best.options().dtype(at::kBool))
+                              .scatter(1, order.narrow(1, 0, config.expert_capacity), true);
+  return blocks.masked_fill(kept.unsqueeze(1).logical_not(), kNone).view({rows, -1});
 }
 
 /// scores [R, E] float32 -> the chosen experts [R, per_token] int64, on the host.
@@ -130,7 +151,9 @@ ExpertMixture::Routed ExpertMixture::route(const at::Tensor& rows) const {
   auto& [choice, expert] = routed;
   if (config.sigmoid) {
     score = at::sigmoid(router(rows.to(at::kFloat)));
-    expert = best_experts(score + bias, config);
+    const at::Tensor ranked = score + bias;
+    expert =
+        best_experts(config.expert_capacity > 0 ? kept_by_block(ranked, config) : ranked, config);
   } else {
     score = at::softmax(router(rows), -1, at::kFloat);
     expert = best_experts(score, config);

@@ -35,6 +35,9 @@ struct GatedMlp {
 ///   `scaling`. The shared expert's output is added unscaled.
 ///   DiffusionGemma (transformers, `DiffusionGemmaTextRouter`): as Qwen3-MoE, normalised, then
 ///   times a factor for each expert.
+///   LLaDA2.2 (`LLaDA2MoeGate.block_routing`): no groups. A block of `routing_block` rows keeps the
+///   `expert_capacity` experts with the largest maximum of score + bias over its rows. Its rows
+///   choose among these.
 /// Only chosen experts are computed, each once for all rows that chose it. Outputs are summed by
 /// weight in x's dtype (LLaDA2: float32). Among equal scores the lower index wins.
 struct ExpertMixture {

@@ -273,7 +273,17 @@ FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& d
     tokens.push_back(decision.prediction.token[static_cast<size_t>(p)]);
     confidence.push_back(decision.prediction.confidence[static_cast<size_t>(p)]);
   }
-  return make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
+  FrameDelta delta = make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
+  SequenceDelta& row = delta.rows.front();
+  for (const int64_t p : decision.inserted) {
+    row.insert_index.push_back(origin + p);
+    row.insert_src_index.push_back(std::ssize(row.decoded_tokens));
+    row.decoded_tokens.push_back(options_.meta.mask_token_id);
+    row.confidence.push_back(kUntouchedConfidence);
+    row.insert_step.push_back(kUndecodedStep);
+  }
+  for (const int64_t p : decision.deleted) row.delete_index.push_back(origin + p);
+  return delta;
 }
 
 /// What a step accepts and the noise that it puts elsewhere, or the first noise of a canvas.

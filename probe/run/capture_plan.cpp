@@ -162,7 +162,8 @@ bool takes_tokens_back(const std::vector<RunPrompt>& prompts, const DecodeOption
     return std::find(step.tokens.begin(), step.tokens.end(), decode.mask_token_id) !=
            step.tokens.end();
   };
-  return strategy_entry(decode.unmasking).second_look ||
+  const StrategyEntry& strategy = strategy_entry(decode.unmasking);
+  return strategy.second_look || (strategy.edit && !decode.autoregressive()) ||
          std::any_of(prompts.begin(), prompts.end(), [&](const RunPrompt& prompt) {
            const auto& replay = prompt.request.replay;
            return std::any_of(replay.begin(), replay.end(), revokes);
@@ -175,17 +176,9 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   const ModelConfig& config = model.config;
   RecorderOptions options;
   TraceMeta& meta = options.meta;
-  meta.num_layers = config.num_layers;
-  meta.num_heads = config.num_heads;
-  meta.num_kv_heads = config.num_kv_heads;
-  meta.head_dim = config.head_dim;
+  static_cast<LayerSizes&>(meta) = layer_sizes(config);
   meta.hidden_size = config.hidden_size;
   meta.vocab_size = config.vocab_size;
-  for (const LayerShape& layer : config.layer_shapes) {
-    meta.layer_kv_heads.push_back(layer.num_kv_heads);
-    meta.layer_head_dim.push_back(layer.head_dim);
-    meta.layer_window.push_back(layer.window);
-  }
   meta.noise_canvas = decode.canvas;
   meta.mask_token_id = decode.mask_token_id;
   meta.logit_shift = decode.autoregressive() ? 1 : config.logit_shift;

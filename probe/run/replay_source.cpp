@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "decode_record/base/error.h"
@@ -11,6 +12,48 @@
 
 namespace blockscope {
 namespace {
+
+/// A recorder that does not know the answer's length inserts each new canvas at the frame's end.
+void take_new_canvas(const SequenceDelta& changes, int64_t prompt_length, ReplayStep& step) {
+  const size_t transfers = changes.transfer_index.size();
+  for (size_t i = 0; i < changes.insert_index.size(); ++i) {
+    step.noise_positions.push_back(prompt_length + changes.insert_index[i] +
+                                   static_cast<int64_t>(i));
+    step.noise_tokens.push_back(changes.decoded_tokens.at(transfers + i));
+  }
+}
+
+/// The reader lists the tokens of the transfers first, then those of the insertions.
+void take_delta(const TraceReader& reader, int64_t row, const SequenceDelta& changes,
+                int64_t prompt_length, ReplayStep& step) {
+  const auto absolute = [&](const std::vector<int64_t>& positions, std::vector<int64_t>& into) {
+    for (const int64_t position : positions) into.push_back(prompt_length + position);
+  };
+  const bool canvas = reader.info().meta.noise_canvas;
+  if (canvas) take_new_canvas(changes, prompt_length, step);
+  if (!canvas) absolute(changes.insert_index, step.inserted);
+  absolute(changes.delete_index, step.deleted);
+  const auto transfers = std::ssize(changes.transfer_index);
+  const auto inserted = changes.decoded_tokens.begin() + transfers;
+  for (auto token = inserted; token != changes.decoded_tokens.end(); ++token) {
+    if (canvas || *token == reader.info().meta.mask_token_id) continue;
+    throw PromptError(
+        fmt::format("{}: row {}: inserts the token {}, but a run inserts masks only. HINT: a trace "
+                    "of `blockscope import` may hold steps that no strategy here takes",
+                    reader.info().path, row, *token));
+  }
+  for (size_t i = 0; i < changes.transfer_index.size(); ++i) {
+    const int64_t position = prompt_length + changes.transfer_index[i];
+    if (canvas && leaves_undecided(changes, i)) {
+      step.noise_positions.push_back(position);
+      step.noise_tokens.push_back(changes.decoded_tokens[i]);
+      continue;
+    }
+    step.positions.push_back(position);
+    step.tokens.push_back(changes.decoded_tokens[i]);
+    step.confidence.push_back(i < changes.confidence.size() ? changes.confidence[i] : 0.0F);
+  }
+}
 
 /// The denoising steps. Step 0 of a block is its first token, if a prefill or commit decided it, or
 /// the random tokens of a canvas.
@@ -27,21 +70,8 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
     step.block = columns.block[0];
     step.step = columns.step[0];
     const FrameDelta delta = reader.delta(row);
-    for (const SequenceDelta& changes : delta.rows) {
-      const auto& tokens = changes.decoded_tokens;
-      for (size_t i = 0; i < changes.transfer_index.size(); ++i) {
-        const int64_t position = prompt_length + changes.transfer_index[i];
-        const float confidence = i < changes.confidence.size() ? changes.confidence[i] : 0.0F;
-        if (meta.noise_canvas && confidence == kUntouchedConfidence) {
-          step.noise_positions.push_back(position);
-          step.noise_tokens.push_back(tokens[i]);
-          continue;
-        }
-        step.positions.push_back(position);
-        step.tokens.push_back(tokens[i]);
-        step.confidence.push_back(confidence);
-      }
-    }
+    for (const SequenceDelta& changes : delta.rows)
+      take_delta(reader, row, changes, prompt_length, step);
     if (!columns.rows_read.empty()) {
       if (columns.step[0] > 1 && !steps.empty()) {
         steps.back().kept_masks =
@@ -97,6 +127,12 @@ ReplaySource read_replay(const std::string& path, bool answers_alone) {
     request.prompt_hash = prompt_hash(ids);
     request.replayed = true;
     request.replay = read_steps(reader, index, static_cast<int64_t>(sequence.prompt.size()));
+    for (const ReplayStep& step : request.replay) {
+      for (const int64_t position : step.noise_positions) {
+        request.gen_length =
+            std::max(request.gen_length, position + 1 - std::ssize(sequence.prompt));
+      }
+    }
     source.prompts.push_back(std::move(prompt));
   }
   if (source.prompts.empty()) {

@@ -32,6 +32,7 @@ std::string digest_of(const std::vector<RunPrompt>& prompts) {
         replay.back().push_back(step.noise_positions);
         replay.back().push_back(step.noise_tokens);
       }
+      if (!step.deleted.empty()) replay.push_back({step.inserted, step.deleted});
     }
     nlohmann::json one = {prompt.name,
                           prompt.request.prompt,

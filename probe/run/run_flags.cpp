@@ -156,7 +156,7 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
   if (!target.config.attention_causal || target.config.mask_token_id) {
     throw UsageError(fmt::format(
         "--draft: expected a target that decodes token by token, got model_type \"{}\"{}. HINT: a "
-        "DFlash draft's target is a plain language model, like Qwen3",
+        "DFlash draft's target is a plain model, such as Qwen3 or Llama",
         target.config.model_type, target.config.mask_token_id ? " with a mask token" : ""));
   }
   LoadedDraft loaded;
@@ -329,6 +329,8 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
                               : usual > 0               ? usual
                                                         : unmasking.block_length;
   if (blocks) load_frequencies(unmasking, model);
+  options.delete_token_id = config.delete_token_id;
+  options.split_token_id = config.split_token_id;
   options.bidirectional = config.attention_bidirectional;
   if (const int64_t sub = family_of(config).sub_block_length; blocks && sub > 0) {
     options.sub_block_length =

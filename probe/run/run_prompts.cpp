@@ -172,10 +172,7 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
     if (const auto* given = std::get_if<std::vector<TokenId>>(&prompt.input)) {
       ids = *given;
     } else if (tokenizer == nullptr) {
-      throw CheckpointError(
-          fmt::format("{}: expected tokenizer.json to read text prompts, got "
-                      "none. HINT: pass --input-ids",
-                      model.source.folder.string()));
+      refuse_without_tokenizer(model.source.folder, "pass --input-ids");
     } else {
       ids = tokenize_prompt(prompt, *tokenizer, chat.has_value() ? &*chat : nullptr, chat_options,
                             model.config.vocab_size,

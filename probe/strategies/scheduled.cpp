@@ -98,11 +98,7 @@ StrategyEntry low_confidence_dynamic_entry() {
        "SDAR, generate.py:block_diffusion_generate", "low_confidence_dynamic,threshold=0.9"});
   entry.options.push_back(threshold_option("score that a position must be above"));
   entry.options.push_back(quota_option());
-  entry.select = [](StrategyStep& step) {
-    step.rank();
-    const size_t above = leading(step, [&](double s) { return s > step.threshold(); });
-    return step.first(std::max(step.due, above));
-  };
+  entry.select = [](StrategyStep& step) { return step.above_or_due(); };
   return entry;
 }
 

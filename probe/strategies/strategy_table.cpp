@@ -21,6 +21,8 @@ StrategyEntry klass_entry();
 StrategyEntry pc_sampler_entry();
 StrategyEntry wino_entry();
 StrategyEntry canvas_entry();
+StrategyEntry joint_threshold_entry();
+StrategyEntry joint_threshold_indel_entry();
 
 namespace {
 
@@ -37,7 +39,9 @@ std::vector<StrategyEntry>& strategies() {
                                           klass_entry(),
                                           pc_sampler_entry(),
                                           wino_entry(),
-                                          canvas_entry()};
+                                          canvas_entry(),
+                                          joint_threshold_entry(),
+                                          joint_threshold_indel_entry()};
   return table;
 }
 

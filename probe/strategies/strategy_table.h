@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "probe/choices/choice.h"
+#include "probe/strategies/block_edit.h"
 #include "probe/strategies/unmasking.h"
 
 namespace blockscope {
@@ -38,6 +39,8 @@ struct StrategyStep {
   /// The `count` positions with the best scores.
   std::vector<int64_t> best(std::size_t count);
   std::vector<int64_t> first(std::size_t count);  ///< the first `count` of `order`
+  /// All positions with a score above the threshold, but at least the best `due` ones.
+  std::vector<int64_t> above_or_due();
 };
 
 /// The run that a strategy must fit.
@@ -46,6 +49,7 @@ struct StrategySite {
   bool canvas = false;        ///< undecided positions hold random tokens
   bool logit_shift = false;   ///< the model has a token shift
   bool keeps_nothing = true;  ///< the cache keeps nothing of earlier passes
+  bool edit_tokens = false;   ///< the checkpoint names its tokens DELETE and SPLIT
   std::string cache;          ///< its name, for messages
 };
 
@@ -58,6 +62,8 @@ struct StrategyEntry : Choice<UnmaskingOptions> {
   bool canvas = false;         ///< for canvases of random tokens, and no other model (canvas.h)
   int64_t usual_steps = 0;     ///< steps of a block by default, more or fewer than its length; 0:
                                ///< the block length, which is also the most
+  bool moves_tokens = false;   ///< inserts and deletes positions (EditChoice); needs EditTokens
+  bool stops_within = false;   ///< a stop token ends a block at once, without the steps that remain
   /// Computes the strategy's own scores [B], in float32. `by_place`: weighted by the place in the
   /// block.
   std::function<std::vector<float>(const UnmaskingOptions&, const std::vector<int64_t>& token,
@@ -65,6 +71,9 @@ struct StrategyEntry : Choice<UnmaskingOptions> {
       answer_scores;
   /// Returns the positions to transfer, in any order.
   std::function<std::vector<int64_t>(StrategyStep&)> select;
+  /// For strategies that also edit tokens: the whole decision of a step, and when the block ends.
+  /// Empty: the strategy only fills masks, by `select`.
+  std::function<EditChoice(EditStep&)> edit;
   /// Throws UsageError for options that contradict each other.
   std::function<void(const UnmaskingOptions&)> check = [](const auto&) {};
   /// Why the strategy can't be used in this run, with a hint; empty: it can.
@@ -82,6 +91,8 @@ ChoiceOption<UnmaskingOptions> threshold_option(const char* meaning);
 ChoiceOption<UnmaskingOptions> rank_by_option();
 ChoiceOption<UnmaskingOptions> density_option();
 ChoiceOption<UnmaskingOptions> quota_option();
+/// Why a strategy that edits tokens can't be used in this run (StrategyEntry::refuses).
+std::string refuse_edits(const StrategySite& site);
 
 /// The built-in strategies, then those that plugins added.
 const std::vector<StrategyEntry>& strategy_table();

@@ -39,7 +39,8 @@ std::vector<double> scores_of(const StrategyEntry& entry, const UnmaskingOptions
 
 int64_t most_steps(const UnmaskingOptions& options) {
   const bool carries = options.quota == Quota::kCarry;
-  return options.denoising_steps + (carries ? options.block_length : 0);
+  const int64_t post = strategy_entry(options).edit ? options.max_post_steps + 1 : 0;
+  return options.denoising_steps + (carries ? options.block_length : post);
 }
 
 int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks,
@@ -67,6 +68,13 @@ std::vector<int64_t> StrategyStep::best(std::size_t count) {
 std::vector<int64_t> StrategyStep::first(std::size_t count) {
   order.resize(count);
   return std::move(order);
+}
+
+std::vector<int64_t> StrategyStep::above_or_due() {
+  rank();
+  const auto passes = [&](int64_t p) { return score[static_cast<size_t>(p)] > threshold(); };
+  const auto end = std::ranges::find_if_not(order, passes);
+  return first(std::max(due, static_cast<std::size_t>(end - order.begin())));
 }
 
 std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t step,

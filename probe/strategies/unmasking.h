@@ -46,16 +46,18 @@ struct UnmaskingOptions {
   double kl_threshold = 0.01;   // nats; klass takes `<`
   int64_t kl_history = 2;       // klass: steps whose KL must be below
   KlassChoose klass_choose = KlassChoose::kAll;
-  double threshold_back = 0.9;   // wino: a token with a lower probability is masked again
-  double pc_lambda = 0.25;       // pc_sampler: decay per position
-  double pc_alpha = 10.0;        // pc_sampler: largest debiased confidence
-  double entropy_bound = 0.1;    // canvas: nats, without the largest of the accepted
-  double t_max = 0.8;            // canvas: temperature of the first step
-  double t_min = 0.4;            // canvas: temperature after the last one
-  int64_t stable_steps = 1;      // canvas: steps with equal best tokens before it may end
-  double stop_entropy = 0.005;   // canvas: mean nats below which it may end
-  OwnValues own;                 // a plugin's options
-  std::string frequencies_file;  // pc_sampler
+  double threshold_back = 0.9;     // wino: a token with a lower probability is masked again
+  double editing_threshold = 0.5;  // joint_threshold: an edit's confidence is above; 0: no edits
+  int64_t max_post_steps = 16;     // joint_threshold: editing steps after a block's last mask
+  double pc_lambda = 0.25;         // pc_sampler: decay per position
+  double pc_alpha = 10.0;          // pc_sampler: largest debiased confidence
+  double entropy_bound = 0.1;      // canvas: nats, without the largest of the accepted
+  double t_max = 0.8;              // canvas: temperature of the first step
+  double t_min = 0.4;              // canvas: temperature after the last one
+  int64_t stable_steps = 1;        // canvas: steps with equal best tokens before it may end
+  double stop_entropy = 0.005;     // canvas: mean nats below which it may end
+  OwnValues own;                   // a plugin's options
+  std::string frequencies_file;    // pc_sampler
   std::shared_ptr<const TokenFrequencies> frequencies;  // its content
 };
 
@@ -63,7 +65,8 @@ struct UnmaskingOptions {
 /// or every score passes, an option out of its range).
 void check_unmasking_options(const UnmaskingOptions& options);
 
-/// The largest number of steps that a block may take: T; with the quota `carry`, T + B.
+/// The number of steps that a block may take: T; with the quota `carry`, T + B; with edits T +
+/// max_post_steps + 1, which joint_threshold_indel rarely exceeds.
 int64_t most_steps(const UnmaskingOptions& options);
 
 /// The quota: tokens due at step `step` (from 0), with `masks` masks left and `chosen` positions

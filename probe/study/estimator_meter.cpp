@@ -148,8 +148,7 @@ struct EstimatorMeter::Exact {
 
 EstimatorMeter::EstimatorMeter(const EstimatorOptions& options, const LoadedModel& model,
                                int64_t block_steps)
-    : options_(options),
-      shape_{model.config.num_layers, model.config.num_heads, model.config.num_kv_heads} {
+    : options_(options), shape_(layer_sizes(model.config)) {
   const auto policy = [](std::string name) {
     PolicyOptions flags;
     flags.policy = std::move(name);

@@ -92,7 +92,7 @@ class EstimatorMeter : public DecodeObserver {
            EstimateSums::Quantity quantity, double sum, int64_t terms);
 
   EstimatorOptions options_;
-  ReadShape shape_;
+  LayerSizes shape_;
   std::vector<Method> methods_;
   EstimateResult result_;
 };

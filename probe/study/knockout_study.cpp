@@ -166,7 +166,7 @@ nlohmann::json KnockoutStudy::measure(size_t cell) {
     InterruptGuard::check();
   };
   const auto exact = make_exact_policy();
-  FreeRunObserver run(input_.decode, {config.num_layers, config.num_heads, config.num_kv_heads});
+  FreeRunObserver run(input_.decode, layer_sizes(config));
   decode(*exact, request, run);
   DecodeRequest replay = request;
   replay.replayed = true;

@@ -20,7 +20,8 @@ bool interrupted() { return InterruptGuard::signal() != 0; }
 /// Counts and times of one run of one prompt.
 class RunWatch : public DecodeObserver {
  public:
-  RunWatch(const ReadShape& shape, const AttentionPolicy& policy, bool counts_reads, MethodRun& run)
+  RunWatch(const LayerSizes& shape, const AttentionPolicy& policy, bool counts_reads,
+           MethodRun& run)
       : reads_(shape), policy_(policy), counts_reads_(counts_reads), run_(run) {}
 
   bool wants_every_prediction() const override { return false; }
@@ -134,8 +135,7 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
   for (const StudyMethod& method : methods) {
     MethodRun run;
     const ChosenPolicy policy = choose_policy(method.policy, policy_model(model));
-    RunWatch watch({config.num_layers, config.num_heads, config.num_kv_heads}, *policy.policy,
-                   counts_reads, run);
+    RunWatch watch(layer_sizes(config), *policy.policy, counts_reads, run);
     DecodeCallbacks callbacks;
     callbacks.observer = &watch;
     callbacks.interrupted = interrupted;
@@ -173,7 +173,7 @@ ExactReplay::ExactReplay(const LoadedModel& exact_model, const DecodeOptions& op
     InterruptGuard::check();
   }
   const ModelConfig& config = exact_model.config;
-  FreeRunObserver exact(options, {config.num_layers, config.num_heads, config.num_kv_heads});
+  FreeRunObserver exact(options, layer_sizes(config));
   DecodeCallbacks callbacks;
   callbacks.observer = &exact;
   callbacks.interrupted = interrupted;
@@ -187,7 +187,7 @@ ExactReplay::ExactReplay(const LoadedModel& exact_model, const DecodeOptions& op
 
 Fidelity ExactReplay::compare(const LoadedModel& model, const PolicyOptions& policy) const {
   const ModelConfig& config = model.config;
-  FidelityMeter meter({config.num_layers, config.num_heads, config.num_kv_heads});
+  FidelityMeter meter(layer_sizes(config));
   DecodeRequest request = request_;
   if (&model != &exact_model_) request.prefix = nullptr;  // each model has its own
   const ChosenPolicy chosen = choose_policy(policy, policy_model(model));

@@ -22,6 +22,17 @@ std::uint64_t pair_key(TokenId left, TokenId right) {
          static_cast<std::uint32_t>(right);
 }
 
+Vocabulary read_vocabulary(const JsonView& json) {
+  json.expect_object();
+  std::unordered_map<std::string, TokenId> ids;
+  ids.reserve(json.raw().size());
+  for (const auto& [token, id] : json.raw().items()) {
+    const JsonView view(id, json.where(), fmt::format("model.vocab[\"{}\"]", token));
+    ids.emplace(token, static_cast<TokenId>(view.integer(0, kMaxTokenId)));
+  }
+  return Vocabulary(std::move(ids), json);
+}
+
 /// Refuses an option that would change the ids. No byte-level tokenizer uses it.
 void refuse_affix(const JsonView& json, const std::string& key) {
   const std::optional<JsonView> value = json.find(key);
@@ -30,26 +41,9 @@ void refuse_affix(const JsonView& json, const std::string& key) {
 
 }  // namespace
 
-void refuse_more_tokens(std::size_t most) {
-  throw PromptError(
-      fmt::format("text: expected at most {} tokens, as many as the model has positions, got more. "
-                  "HINT: shorten the text",
-                  most));
-}
-
 BpeModel BpeModel::from_json(const JsonView& json) {
-  json.expect_object();
-  // Old files have no type; the package then tries BPE first, and so do we.
-  if (const auto type = json.find("type"); type && type->string() != "BPE") {
-    type->fail("\"BPE\"",
-               "only byte-level BPE tokenizers are supported; give prompts as input_ids");
-  }
   if (const auto dropout = json.find("dropout"); dropout && dropout->raw() != 0.0) {
     dropout->fail("null", "with dropout the same text gives other ids at each call");
-  }
-  if (json.boolean_or("byte_fallback", false)) {
-    json.at("byte_fallback")
-        .fail("false", "this is a SentencePiece model; give prompts as input_ids");
   }
   refuse_affix(json, "continuing_subword_prefix");
   refuse_affix(json, "end_of_word_suffix");
@@ -59,39 +53,10 @@ BpeModel BpeModel::from_json(const JsonView& json) {
   if (const auto unk = json.find("unk_token")) model.unk_token_ = unk->string();
   model.fuse_unk_ = json.boolean_or("fuse_unk", false);
   model.ignore_merges_ = json.boolean_or("ignore_merges", false);
-  model.read_vocab(json.at("vocab"));
+  model.byte_fallback_ = json.boolean_or("byte_fallback", false);
+  model.vocabulary_ = read_vocabulary(json.at("vocab"));
   model.read_merges(json.at("merges"));
   return model;
-}
-
-void BpeModel::read_vocab(const JsonView& json) {
-  json.expect_object();
-  if (json.raw().empty()) json.fail("at least one token");
-  vocab_.reserve(json.raw().size());
-  TokenId largest = 0;
-  for (const auto& [token, id] : json.raw().items()) {
-    const JsonView view(id, json.where(), fmt::format("model.vocab[\"{}\"]", token));
-    const auto value = static_cast<TokenId>(view.integer(0, kMaxTokenId));
-    vocab_.emplace(token, value);
-    largest = std::max(largest, value);
-    longest_ = std::max(longest_, token.size());
-  }
-  tokens_.assign(static_cast<std::size_t>(largest) + 1, nullptr);
-  spells_every_byte_ = true;
-  for (unsigned byte = 0; byte < 256; ++byte) {
-    std::string letter;
-    append_byte_alphabet(letter, static_cast<unsigned char>(byte));
-    spells_every_byte_ = spells_every_byte_ && vocab_.contains(letter);
-  }
-  for (const auto& [token, id] : vocab_) {
-    const std::string*& slot = tokens_[static_cast<std::size_t>(id)];
-    if (slot != nullptr) {
-      throw CheckpointError(fmt::format(
-          "{}: key model.vocab: expected different ids, got {} for both \"{}\" and \"{}\"",
-          json.where(), id, std::min(token, *slot), std::max(token, *slot)));
-    }
-    slot = &token;
-  }
 }
 
 void BpeModel::read_merges(const JsonView& json) {
@@ -121,9 +86,9 @@ void BpeModel::read_merges(const JsonView& json) {
       fail("\"left right\" or [left, right]");
     }
     joined.assign(left).append(right);
-    const auto left_id = token_to_id(left);
-    const auto right_id = token_to_id(right);
-    const auto merged_id = token_to_id(joined);
+    const auto left_id = vocabulary_.token_to_id(left);
+    const auto right_id = vocabulary_.token_to_id(right);
+    const auto merged_id = vocabulary_.token_to_id(joined);
     if (!left_id || !right_id || !merged_id) {
       fail(fmt::format("tokens of model.vocab (\"{}\" is missing)",
                        !left_id    ? left
@@ -135,21 +100,6 @@ void BpeModel::read_merges(const JsonView& json) {
   }
 }
 
-std::optional<TokenId> BpeModel::token_to_id(std::string_view token) const {
-  const auto found = vocab_.find(token);
-  return found == vocab_.end() ? std::nullopt : std::optional(found->second);
-}
-
-bool BpeModel::has_token(TokenId id) const {
-  return id >= 0 && static_cast<std::size_t>(id) < tokens_.size() &&
-         tokens_[static_cast<std::size_t>(id)] != nullptr;
-}
-
-std::string_view BpeModel::id_to_token(TokenId id) const {
-  return has_token(id) ? std::string_view(*tokens_[static_cast<std::size_t>(id)])
-                       : std::string_view();
-}
-
 const BpeModel::Merge* BpeModel::find_merge(TokenId left, TokenId right) const {
   const auto found = merges_.find(pair_key(left, right));
   return found == merges_.end() ? nullptr : &found->second;
@@ -157,7 +107,7 @@ const BpeModel::Merge* BpeModel::find_merge(TokenId left, TokenId right) const {
 
 void BpeModel::Encoder::append_word(std::string_view word, std::vector<TokenId>& ids) {
   if (model_.ignore_merges_) {
-    if (const auto id = model_.token_to_id(word)) {
+    if (const auto id = model_.vocabulary_.token_to_id(word)) {
       ids.push_back(*id);
       if (ids.size() > most_) refuse_more_tokens(most_);
       return;
@@ -186,34 +136,47 @@ void BpeModel::Encoder::append_word(std::string_view word, std::vector<TokenId>&
   }
 }
 
-void BpeModel::Encoder::split_characters(std::string_view word) {
-  symbols_.clear();
-  bool after_unknown = false;
-  for (std::size_t i = 0; i < word.size();) {
-    const std::size_t length = utf8_length(word[i]);
-    std::optional<TokenId> id = model_.token_to_id(word.substr(i, length));
-    i += length;
-    const bool unknown = !id;
-    if (unknown) {
-      if (model_.unk_token_.empty()) continue;
-      if (after_unknown && model_.fuse_unk_) continue;
-      id = model_.token_to_id(model_.unk_token_);
-      if (!id) {
-        throw CheckpointError(
-            fmt::format("{}: key model.unk_token: expected a token of model.vocab, got \"{}\", and "
-                        "the text has a "
-                        "character that needs it",
-                        model_.where_, model_.unk_token_));
-      }
-    }
-    after_unknown = unknown;
-    if (symbols_.size() >= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
-      throw PromptError("text: expected words of less than 2^31 characters, got a longer one");
-    }
-    const auto index = static_cast<std::int32_t>(symbols_.size());
-    if (index > 0) symbols_.back().next = index;
-    symbols_.push_back({*id, index - 1, -1, true});
+void BpeModel::Encoder::push_symbol(TokenId id) {
+  if (symbols_.size() >= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+    throw PromptError("text: expected words of less than 2^31 characters, got a longer one");
   }
+  const auto index = static_cast<std::int32_t>(symbols_.size());
+  if (index > 0) symbols_.back().next = index;
+  symbols_.push_back({id, index - 1, -1, true});
+}
+
+void BpeModel::Encoder::split_characters(std::string_view word) {
+  const Vocabulary& vocabulary = model_.vocabulary_;
+  symbols_.clear();
+  std::optional<TokenId> unknown;  // an unknown token that is not added yet
+  std::vector<TokenId> bytes;
+  const auto push_unknown = [&] {
+    if (unknown) push_symbol(*unknown);
+    unknown.reset();
+  };
+  for (std::size_t i = 0; i < word.size();) {
+    const std::string_view character = word.substr(i, utf8_length(word[i]));
+    i += character.size();
+    if (const auto id = vocabulary.token_to_id(character)) {
+      push_unknown();
+      push_symbol(*id);
+      continue;
+    }
+    bytes.clear();
+    if (model_.byte_fallback_ && vocabulary.append_bytes(character, bytes)) {
+      // An unknown token stays after them: the package's order, if only some bytes have tokens.
+      for (const TokenId byte : bytes) push_symbol(byte);
+      continue;
+    }
+    if (model_.unk_token_.empty() || (unknown && model_.fuse_unk_)) continue;
+    push_unknown();
+    unknown = vocabulary.token_to_id(model_.unk_token_);
+    if (!unknown) {
+      refuse_without_unknown(model_.where_, "model.unk_token",
+                             fmt::format("\"{}\"", model_.unk_token_));
+    }
+  }
+  push_unknown();
 }
 
 bool BpeModel::Encoder::is_later(const Candidate& left, const Candidate& right) {

@@ -12,43 +12,26 @@
 #include <unordered_map>
 #include <vector>
 
-#include "probe/text/text_json.h"
-#include "probe/text/tokenizer.h"
+#include "probe/text/vocabulary.h"
 
 namespace blockscope {
-
-/// The largest accepted id: 16 times the largest vocabulary in use. A damaged id can't make tables
-/// of gigabytes.
-inline constexpr TokenId kMaxTokenId = (1 << 22) - 1;
-
-[[noreturn]] void refuse_more_tokens(std::size_t most);
 
 class BpeModel {
  public:
   /// `json` is the value of the key "model". Throws CheckpointError.
   static BpeModel from_json(const JsonView& json);
 
-  std::optional<TokenId> token_to_id(std::string_view token) const;
-  /// Empty if the id has no token; then has_token(id) is false.
-  std::string_view id_to_token(TokenId id) const;
-  bool has_token(TokenId id) const;
-
-  /// Number of tokens; ids need not be contiguous.
-  std::size_t size() const { return vocab_.size(); }
-  /// Largest id + 1.
-  std::size_t id_end() const { return tokens_.size(); }
-  /// The largest number of text bytes of one token, if every byte has its own token. 0: some bytes
-  /// have no token, so a word with them may give no token.
-  std::size_t most_bytes_of_token() const { return spells_every_byte_ ? longest_ : 0; }
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+  bool byte_fallback() const { return byte_fallback_; }
 
   /// Encodes many words and caches the short ones. Each call of Tokenizer::encode has its own.
   class Encoder {
    public:
     /// `most`: the largest number of ids that the caller can use.
     Encoder(const BpeModel& model, std::size_t most) : model_(model), most_(most) {}
-    /// Appends the ids of one word. A character outside the vocabulary becomes the unknown token,
-    /// or nothing if there is none, as in the package. Throws PromptError when there are more than
-    /// `most` ids.
+    /// Appends the ids of one word. A character outside the vocabulary becomes its byte tokens,
+    /// else the unknown token, or nothing if there is none, as in the package. Throws PromptError
+    /// when there are more than `most` ids.
     void append_word(std::string_view word, std::vector<TokenId>& ids);
 
    private:
@@ -65,6 +48,7 @@ class BpeModel {
     };
     static bool is_later(const Candidate& left, const Candidate& right);
     void split_characters(std::string_view word);
+    void push_symbol(TokenId id);
     void push_candidate(std::int32_t left, std::int32_t right);
     void merge_all();
 
@@ -76,30 +60,21 @@ class BpeModel {
   };
 
  private:
-  struct StringHash {
-    using is_transparent = void;
-    std::size_t operator()(std::string_view text) const {
-      return std::hash<std::string_view>{}(text);
-    }
-  };
   struct Merge {
     std::uint32_t rank;
     TokenId merged;
   };
 
-  void read_vocab(const JsonView& json);
   void read_merges(const JsonView& json);
   const Merge* find_merge(TokenId left, TokenId right) const;
 
-  std::unordered_map<std::string, TokenId, StringHash, std::equal_to<>> vocab_;
-  std::size_t longest_ = 1;  // most bytes of a token in the byte alphabet, and so of its text
-  bool spells_every_byte_ = false;
-  std::vector<const std::string*> tokens_;  // [id_end], keys of vocab_, null where none
+  Vocabulary vocabulary_;
   std::unordered_map<std::uint64_t, Merge> merges_;
   std::string unk_token_;  // empty: none
   std::string where_;
   bool fuse_unk_ = false;
   bool ignore_merges_ = false;
+  bool byte_fallback_ = false;
 };
 
 }  // namespace blockscope

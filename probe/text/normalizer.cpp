@@ -43,7 +43,10 @@ std::string strip(std::string_view text, bool left, bool right) {
   return std::string(text.substr(begin, end - begin));
 }
 
-std::string replace(std::string_view text, const Regex& pattern, const std::string& content) {
+}  // namespace
+
+std::string replace_matches(std::string_view text, const Regex& pattern,
+                            const std::string& content) {
   std::string result;
   std::size_t previous = 0;
   pattern.for_each(text, [&](const Span& match) {
@@ -54,8 +57,6 @@ std::string replace(std::string_view text, const Regex& pattern, const std::stri
   result.append(text.substr(previous));
   return result;
 }
-
-}  // namespace
 
 Regex read_pattern(const JsonView& node) {
   if (const auto text = node.find("String")) {
@@ -101,7 +102,7 @@ std::string Normalizer::apply(std::string_view text) const {
             [&](const Lowercase&) { return lowercase(current); },
             [&](const Strip& s) { return strip(current, s.left, s.right); },
             [&](const Prepend& p) { return current.empty() ? current : p.prefix + current; },
-            [&](const Replace& r) { return replace(current, r.pattern, r.content); },
+            [&](const Replace& r) { return replace_matches(current, r.pattern, r.content); },
         },
         step);
   }

@@ -44,6 +44,10 @@ class Normalizer {
   std::vector<Step> steps_;
 };
 
+/// `text` with `content` in the place of every match.
+std::string replace_matches(std::string_view text, const Regex& pattern,
+                            const std::string& content);
+
 /// Reads {"String": s} or {"Regex": s}, as Replace and Split spell patterns.
 Regex read_pattern(const JsonView& node);
 

@@ -23,6 +23,31 @@ const Regex& gpt2_pattern() {
 
 }  // namespace
 
+Metaspace read_metaspace(const JsonView& node) {
+  using Prepend = Metaspace::Prepend;
+  Metaspace metaspace;
+  metaspace.replacement = node.at("replacement").string();
+  if (to_utf32(metaspace.replacement).size() != 1) node.at("replacement").fail("one character");
+  metaspace.split = node.boolean_or("split", true);
+  if (const auto scheme = node.find("prepend_scheme")) {
+    const std::string name = scheme->string();
+    if (name != "always" && name != "first" && name != "never") {
+      scheme->fail("always, first or never");
+    }
+    metaspace.prepend = name == "always"  ? Prepend::kAlways
+                        : name == "first" ? Prepend::kFirst
+                                          : Prepend::kNever;
+  }
+  // The older key, which the package still reads.
+  if (const auto prefix = node.find("add_prefix_space"); prefix && !prefix->boolean()) {
+    if (node.find("prepend_scheme") && metaspace.prepend != Prepend::kNever) {
+      prefix->fail("true, as prepend_scheme says");
+    }
+    metaspace.prepend = Prepend::kNever;
+  }
+  return metaspace;
+}
+
 PreTokenizer PreTokenizer::from_json(const JsonView& node) {
   PreTokenizer pre_tokenizer;
   if (!node.raw().is_null()) pre_tokenizer.append(node, 0);
@@ -50,10 +75,15 @@ void PreTokenizer::append(const JsonView& node, int depth) {
   } else if (type == "ByteLevel") {
     steps_.emplace_back(
         ByteLevel{node.at("add_prefix_space").boolean(), node.boolean_or("use_regex", true)});
+  } else if (type == "Metaspace") {
+    steps_.emplace_back(read_metaspace(node));
+    if (asks_for_the_start() && steps_.size() > 1) {
+      node.at("prepend_scheme").fail("always or never in a step that is not the first");
+    }
   } else if (type == "Sequence" && depth < kMaxComponentDepth) {
     for (const JsonView& step : node.at("pretokenizers").elements()) append(step, depth + 1);
   } else {
-    type_view.fail("one of Split, ByteLevel, Digits, Sequence",
+    type_view.fail("one of Split, ByteLevel, Digits, Metaspace, Sequence",
                    "this pre-tokenizer is not supported; give prompts as input_ids");
   }
 }
@@ -156,23 +186,62 @@ void PreTokenizer::run(const ByteLevel& step, std::string_view word, const WordS
   split(word, gpt2_pattern(), Behavior::kIsolated, false, map);
 }
 
-void PreTokenizer::run_from(std::size_t step, std::string_view word, const WordSink& sink) const {
-  if (step == steps_.size()) return sink(word);
-  const WordSink next = [&](std::string_view part) { run_from(step + 1, part, sink); };
-  std::visit([&](const auto& typed) { run(typed, word, next); }, steps_[step]);
+void PreTokenizer::run(const Metaspace& step, std::string_view word, bool at_start,
+                       const WordSink& sink) {
+  std::string spelled;
+  for (const char byte : word) {
+    if (byte == ' ') {
+      spelled += step.replacement;
+    } else {
+      spelled += byte;
+    }
+  }
+  const bool prepends = step.prepend == Metaspace::Prepend::kAlways ||
+                        (step.prepend == Metaspace::Prepend::kFirst && at_start);
+  if (prepends && !spelled.starts_with(step.replacement)) spelled.insert(0, step.replacement);
+  if (!step.split) return sink(spelled);
+  for (std::size_t begin = 0; begin < spelled.size();) {  // a word starts at each replacement
+    const std::size_t next = std::min(spelled.find(step.replacement, begin + 1), spelled.size());
+    sink(std::string_view(spelled).substr(begin, next - begin));
+    begin = next;
+  }
 }
 
-bool PreTokenizer::spells_every_byte() const {
-  const auto removes = [](const Step& step) {
+void PreTokenizer::run_from(std::size_t step, std::string_view word, bool at_start,
+                            const WordSink& sink) const {
+  if (step == steps_.size()) return sink(word);
+  const WordSink next = [&](std::string_view part) { run_from(step + 1, part, false, sink); };
+  if (const auto* metaspace = std::get_if<Metaspace>(&steps_[step])) {
+    return run(*metaspace, word, at_start, next);
+  }
+  std::visit(
+      [&](const auto& typed) {
+        if constexpr (!std::is_same_v<decltype(typed), const Metaspace&>) run(typed, word, next);
+      },
+      steps_[step]);
+}
+
+bool PreTokenizer::spells_bytes() const {
+  return std::ranges::any_of(
+      steps_, [](const Step& step) { return std::holds_alternative<ByteLevel>(step); });
+}
+
+bool PreTokenizer::removes_text() const {
+  return std::ranges::any_of(steps_, [](const Step& step) {
     const auto* split = std::get_if<Split>(&step);
     return split != nullptr && split->behavior == Behavior::kRemoved;
-  };
-  const auto spells = [](const Step& step) { return std::holds_alternative<ByteLevel>(step); };
-  return std::ranges::any_of(steps_, spells) && std::ranges::none_of(steps_, removes);
+  });
 }
 
-void PreTokenizer::apply(std::string_view text, const WordSink& sink) const {
-  if (!text.empty()) run_from(0, text, sink);
+bool PreTokenizer::asks_for_the_start() const {
+  return std::ranges::any_of(steps_, [](const Step& step) {
+    const auto* metaspace = std::get_if<Metaspace>(&step);
+    return metaspace != nullptr && metaspace->prepend == Metaspace::Prepend::kFirst;
+  });
+}
+
+void PreTokenizer::apply(std::string_view text, bool at_start, const WordSink& sink) const {
+  if (!text.empty()) run_from(0, text, at_start, sink);
 }
 
 }  // namespace blockscope

@@ -10,6 +10,7 @@
 
 #include "decode_record/base/error.h"
 #include "probe/text/template_renderer.h"
+#include "probe/text/unicode.h"
 
 namespace blockscope {
 
@@ -19,8 +20,6 @@ namespace {
 
 constexpr std::size_t kMaxSteps = 1'000'000;  // evaluations; a thousand messages take some 10^5
 constexpr std::size_t kMaxWorkBytes = std::size_t{1} << 30;  // of text read and made on the way
-constexpr std::size_t kElementBytes = 64;                    // of a list, next to its text
-constexpr std::size_t kMaxParts = 100'000;                   // of a split text
 
 /// What a copy of `value` takes; a list has no lists in it, and the values of an object are
 /// scalars.
@@ -44,14 +43,6 @@ std::size_t bytes_read(const json& value) {
   return bytes;
 }
 
-/// Whether jinja2, as transformers configures it, knows a function of this name.
-bool is_function(std::string_view name) {
-  constexpr std::string_view kNames[] = {"cycler", "dict",        "joiner",
-                                         "lipsum", "namespace",   "raise_exception",
-                                         "range",  "strftime_now"};
-  return std::ranges::find(kNames, name) != std::end(kNames);
-}
-
 }  // namespace
 
 TemplateExpressionEvaluator::TemplateExpressionEvaluator(const json& context,
@@ -72,21 +63,21 @@ void TemplateExpressionEvaluator::count_steps(std::size_t line, std::size_t step
   if (steps_ > kMaxSteps) fail(line, "too many steps");
 }
 
-void TemplateExpressionEvaluator::count_bytes(const Expression& at, std::size_t bytes) {
+void TemplateExpressionEvaluator::count_bytes(std::size_t line, std::size_t bytes) {
   work_ += bytes;
-  if (work_ > kMaxWorkBytes) fail(at, "more than 1 GiB of text on the way");
+  if (work_ > kMaxWorkBytes) fail(line, "more than 1 GiB of text on the way");
 }
 
-TemplateValue TemplateExpressionEvaluator::made(const Expression& at, std::string text) {
-  if (text.size() > kMaxRenderedBytes) fail(at, "more than 64 MiB of text");
-  count_bytes(at, text.size());
+TemplateValue TemplateExpressionEvaluator::made(std::size_t line, std::string text) {
+  if (text.size() > kMaxRenderedBytes) fail(line, "more than 64 MiB of text");
+  count_bytes(line, text.size());
   return Value(json(std::move(text)));
 }
 
 // --- values
 
-void TemplateExpressionEvaluator::refuse_namespace(const Value& value, const Expression& at) const {
-  if (value.space() != nullptr) fail(at, "a namespace in a namespace");
+void TemplateExpressionEvaluator::refuse_namespace(const Value& value, std::size_t line) const {
+  if (value.space() != nullptr) fail(line, "a namespace in a namespace");
 }
 
 std::string TemplateExpressionEvaluator::to_text(const Value& value, const Expression& at) {
@@ -188,16 +179,18 @@ TemplateValue TemplateExpressionEvaluator::item(const Value& container, const Va
 }
 
 TemplateValue TemplateExpressionEvaluator::slice(const Expression& expression) {
-  const Value list = evaluate(*expression.operands[0]);
-  if (list.json() == nullptr || !list.json()->is_array()) {
-    fail(expression, "a slice of something that is not a list");
+  const Value whole = evaluate(*expression.operands[0]);
+  const bool is_list = whole.json() != nullptr && whole.json()->is_array();
+  if (!is_list && !whole.is_string()) {
+    fail(expression, "a slice of something that is not a list or a string");
   }
+  const std::u32string characters = is_list ? U"" : to_utf32(text_of(whole, expression));
   const auto part = [&](std::size_t index, std::int64_t fallback) {
     const Value value = evaluate(*expression.operands[index]);
     return value.json() != nullptr && value.json()->is_null() ? fallback
                                                               : integer_of(value, expression);
   };
-  const auto size = static_cast<std::int64_t>(list.json()->size());
+  const auto size = static_cast<std::int64_t>(is_list ? whole.json()->size() : characters.size());
   const std::int64_t step = part(3, 1);
   if (step != 1 && step != -1) fail(expression, "a slice with a step other than 1 and -1");
   const std::int64_t low = step > 0 ? 0 : -1;
@@ -210,13 +203,18 @@ TemplateValue TemplateExpressionEvaluator::slice(const Expression& expression) {
   };
   const std::int64_t begin = bound(1, step > 0 ? low : high);
   const std::int64_t end = bound(2, step > 0 ? high : low);
-  json result = json::array();
+  json list = json::array();
+  std::string text;
   for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
-    const json& element = (*list.json())[static_cast<std::size_t>(i)];
-    count_bytes(expression, bytes_of(element));
-    result.push_back(element);
+    const auto index = static_cast<std::size_t>(i);
+    if (is_list) {
+      count_bytes(expression, bytes_of((*whole.json())[index]));
+      list.push_back((*whole.json())[index]);
+    } else {
+      append_utf8(text, characters[index]);
+    }
   }
-  return Value(std::move(result));
+  return is_list ? Value(std::move(list)) : made(expression, std::move(text));
 }
 
 TemplateValue TemplateExpressionEvaluator::binary(const Expression& expression) {
@@ -231,6 +229,7 @@ TemplateValue TemplateExpressionEvaluator::binary(const Expression& expression) 
   }
   if (name == "+") return sum(left, right, expression);
   if (name == "-") return difference(left, right, expression);
+  if (name == "%") return remainder(left, right, expression);
   if (name == "==" || name == "!=") {
     if (left.json() != nullptr) count_bytes(expression, bytes_read(*left.json()));
     const bool equal = left.json() != nullptr && right.json() != nullptr
@@ -264,6 +263,16 @@ TemplateValue TemplateExpressionEvaluator::difference(const Value& left, const V
   return Value(json(result));
 }
 
+/// Python's: the sign is the divisor's.
+TemplateValue TemplateExpressionEvaluator::remainder(const Value& left, const Value& right,
+                                                     const Expression& at) const {
+  const std::int64_t divisor = integer_of(right, at);
+  if (divisor == 0) fail(at, "a division by zero");
+  if (divisor == -1) return Value(json(0));  // the least integer has no opposite
+  const std::int64_t rest = integer_of(left, at) % divisor;
+  return Value(json(rest != 0 && (rest < 0) != (divisor < 0) ? rest + divisor : rest));
+}
+
 bool TemplateExpressionEvaluator::contains(const Value& container, const Value& value,
                                            const Expression& at) {
   if (container.is_string()) {
@@ -278,126 +287,6 @@ bool TemplateExpressionEvaluator::contains(const Value& container, const Value& 
     return container.json()->contains(value.string());
   }
   fail(at, "\"in\" on something that holds no values");
-}
-
-// --- calls
-
-std::vector<TemplateValue> TemplateExpressionEvaluator::arguments(const Expression& call) {
-  std::vector<Value> values;
-  for (std::size_t i = 1; i < call.operands.size(); ++i) {
-    values.push_back(evaluate(*call.operands[i]));
-  }
-  return values;
-}
-
-TemplateValue TemplateExpressionEvaluator::call(const Expression& expression) {
-  const Expression& callee = *expression.operands[0];
-  if (callee.kind == Kind::kAttribute) return call_method(expression, callee);
-  if (callee.kind != Kind::kName) fail(expression, "a call of something without a name");
-  const std::vector<Value> values = arguments(expression);
-  if (callee.text == "namespace" && values.size() == expression.names.size()) {
-    auto space = std::make_shared<Value::Namespace>();
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      refuse_namespace(values[i], expression);
-      (*space)[expression.names[i]] = values[i];
-    }
-    return Value(std::move(space));
-  }
-  if (callee.text == "strftime_now" && values.size() == 1) {
-    const std::string& format = text_of(values[0], expression);
-    const auto text = format_local_time(format);
-    if (!text) fail(expression, fmt::format("strftime_now of the format \"{}\"", format));
-    return made(expression, *text);
-  }
-  if (callee.text == "raise_exception" && values.size() == 1) {
-    fail(expression, fmt::format("it says \"{}\"", to_text(values[0], expression)));
-  }
-  fail(expression, fmt::format("the function \"{}\" is not supported", callee.text));
-}
-
-TemplateValue TemplateExpressionEvaluator::call_method(const Expression& expression,
-                                                       const Expression& callee) {
-  const Value object = evaluate(*callee.operands[0]);
-  const std::vector<Value> values = arguments(expression);
-  const std::string& name = callee.text;
-  if (!expression.names.empty()) fail(expression, "a method call with named arguments");
-  if (name == "get" && object.json() != nullptr && object.json()->is_object() &&
-      (values.size() == 1 || values.size() == 2)) {
-    const Value found = object.member(text_of(values[0], expression));
-    if (!found.is_undefined()) return found;
-    return values.size() == 2 ? values[1] : Value(json());
-  }
-  const std::string& text = text_of(object, expression);
-  std::optional<std::string> argument;
-  if (values.size() == 1) argument = text_of(values[0], expression);
-  if (values.size() <= 1) {
-    if (name == "strip") return made(expression, strip_text(text, argument, true, true));
-    if (name == "lstrip") return made(expression, strip_text(text, argument, true, false));
-    if (name == "rstrip") return made(expression, strip_text(text, argument, false, true));
-    if (name == "split" && (!argument || !argument->empty())) {
-      const std::vector<std::string> parts = split_text(text, argument, kMaxParts);
-      if (parts.size() > kMaxParts) fail(expression, "a split into more than 100,000 parts");
-      count_bytes(expression, text.size() + parts.size() * kElementBytes);
-      return Value(json(parts));
-    }
-    if (name == "startswith" && argument) return Value(json(text.starts_with(*argument)));
-    if (name == "endswith" && argument) return Value(json(text.ends_with(*argument)));
-  }
-  fail(expression, fmt::format("the method \"{}\" is not supported", name));
-}
-
-TemplateValue TemplateExpressionEvaluator::filter(const Expression& expression) {
-  const Value value = evaluate(*expression.operands[0]);
-  const std::vector<Value> values = arguments(expression);
-  const std::string& name = expression.text;
-  if ((name == "length" || name == "count") && values.empty() && !value.is_undefined()) {
-    if (value.is_string()) {
-      const std::string& text = text_of(value, expression);
-      return Value(json(std::count_if(text.begin(), text.end(), [](char c) {
-        return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
-      })));
-    }
-    if (value.json() != nullptr && value.json()->is_structured()) {
-      return Value(json(value.json()->size()));
-    }
-  }
-  if (name == "trim" && values.empty()) {
-    return made(expression, strip_text(to_text(value, expression), std::nullopt, true, true));
-  }
-  if (name == "string" && values.empty()) return made(expression, to_text(value, expression));
-  if ((name == "lower" || name == "upper") && values.empty()) {
-    const auto text = change_case(to_text(value, expression), name == "upper");
-    if (!text) fail(expression, fmt::format("the filter \"{}\" of text beyond ASCII", name));
-    return made(expression, *text);
-  }
-  if (name == "default" && values.size() == 1 && expression.names.empty()) {
-    return value.is_undefined() ? values[0] : value;
-  }
-  fail(expression, fmt::format("the filter \"{}\" is not supported", name));
-}
-
-bool TemplateExpressionEvaluator::test(const Expression& expression) {
-  const Expression& operand = *expression.operands[0];
-  if (operand.kind == Kind::kName && is_function(operand.text) &&
-      !variables_.contains(operand.text)) {
-    if (expression.text == "defined") return true;
-    if (expression.text == "undefined") return false;
-  }
-  const Value value = evaluate(*expression.operands[0]);
-  const json* data = value.json();
-  const std::string& name = expression.text;
-  if (name == "defined") return !value.is_undefined();
-  if (name == "undefined") return value.is_undefined();
-  if (name == "none") return data != nullptr && data->is_null();
-  if (name == "string") return value.is_string();
-  if (name == "mapping") return data != nullptr && data->is_object();
-  if (name == "true") return data != nullptr && data->is_boolean() && data->get<bool>();
-  if (name == "false") return data != nullptr && data->is_boolean() && !data->get<bool>();
-  if (name == "sequence" || name == "iterable") {
-    return value.is_undefined() ||
-           (data != nullptr && (data->is_structured() || data->is_string()));
-  }
-  fail(expression, fmt::format("the test \"{}\" is not supported", name));
 }
 
 }  // namespace blockscope

@@ -70,8 +70,14 @@ ExpressionPtr TemplateExpressionParser::parse_sum() {
 }
 
 ExpressionPtr TemplateExpressionParser::parse_concatenation() {
+  ExpressionPtr left = parse_remainder();
+  while (accept_operator("~")) left = make_binary("~", std::move(left), parse_remainder());
+  return left;
+}
+
+ExpressionPtr TemplateExpressionParser::parse_remainder() {
   ExpressionPtr left = parse_unary();
-  while (accept_operator("~")) left = make_binary("~", std::move(left), parse_unary());
+  while (accept_operator("%")) left = make_binary("%", std::move(left), parse_unary());
   return left;
 }
 
@@ -128,6 +134,9 @@ ExpressionPtr TemplateExpressionParser::parse_name() {
     ExpressionPtr value = make(Kind::kBoolean);
     value->integer = is_true ? 1 : 0;
     return value;
+  }
+  if (in_macro_ && (name == "varargs" || name == "kwargs" || name == "caller")) {
+    refuse(fmt::format("\"{}\" in a macro", name));
   }
   return make(Kind::kName, name);
 }

@@ -38,6 +38,8 @@ class TemplateExpressionParser {
     if (position_ + 1 < tokens_.size()) ++position_;
   }
 
+  bool in_macro_ = false;  // jinja2 has names of its own there
+
   [[noreturn]] void refuse(const std::string& what) const {
     throw CheckpointError(
         fmt::format("{}:{}: expected a chat template of the supported subset of Jinja, got {}. {}",
@@ -105,6 +107,7 @@ class TemplateExpressionParser {
   ExpressionPtr parse_comparison();
   ExpressionPtr parse_sum();
   ExpressionPtr parse_concatenation();
+  ExpressionPtr parse_remainder();
   ExpressionPtr parse_unary();
   ExpressionPtr parse_primary();
   ExpressionPtr parse_name();

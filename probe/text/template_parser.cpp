@@ -34,6 +34,7 @@ class Parser : TemplateExpressionParser {
   /// Nodes up to one of the blocks in `ends`, which stays unread.
   std::vector<TemplateNode> parse_body(const std::vector<std::string_view>& ends) {
     const Nesting nesting(*this);
+    ++bodies_;
     std::vector<TemplateNode> nodes;
     while (current().kind != TemplateTokenKind::kEnd && !at_block(ends)) {
       TemplateNode node;
@@ -54,6 +55,7 @@ class Parser : TemplateExpressionParser {
       nodes.push_back(std::move(node));
     }
     if (!ends.empty() && current().kind == TemplateTokenKind::kEnd) refuse("a block without end");
+    --bodies_;
     return nodes;
   }
 
@@ -63,15 +65,28 @@ class Parser : TemplateExpressionParser {
     } else if (accept_name("for")) {
       parse_for(node);
     } else if (accept_name("set")) {
-      node.kind = TemplateNode::Kind::kSet;
-      node.text = expect_name();
-      if (accept_operator(".")) node.attribute = expect_name();
-      expect_operator("=");
-      node.expression = parse_expression();
-      expect(TemplateTokenKind::kEndBlock);
+      parse_set(node);
+    } else if (accept_name("macro")) {
+      parse_macro(node);
     } else {
       refuse(fmt::format("the statement \"{}\"", current().text));
     }
+  }
+
+  void parse_set(TemplateNode& node) {
+    node.kind = TemplateNode::Kind::kSet;
+    node.text = expect_name();
+    if (accept_operator(".")) node.attribute = expect_name();
+    if (current().kind == TemplateTokenKind::kEndBlock) {
+      advance();
+      node.bodies.push_back(parse_body({"endset"}));
+      advance();
+      expect_name();
+    } else {
+      expect_operator("=");
+      node.expression = parse_expression();
+    }
+    expect(TemplateTokenKind::kEndBlock);
   }
 
   void parse_if(TemplateNode& node) {
@@ -92,6 +107,29 @@ class Parser : TemplateExpressionParser {
     expect(TemplateTokenKind::kEndBlock);
   }
 
+  void parse_macro(TemplateNode& node) {
+    if (bodies_ > 1) refuse("a macro inside another block");
+    node.kind = TemplateNode::Kind::kMacro;
+    node.text = expect_name();
+    expect_operator("(");
+    while (!accept_operator(")")) {
+      node.parameters.push_back(expect_name());
+      if (accept_operator("=")) {
+        node.conditions.push_back(parse_expression());
+      } else if (!node.conditions.empty()) {
+        refuse("a parameter without a default after one with a default");
+      }
+      if (!at_operator(")")) expect_operator(",");
+    }
+    expect(TemplateTokenKind::kEndBlock);
+    in_macro_ = true;
+    node.bodies.push_back(parse_body({"endmacro"}));
+    in_macro_ = false;
+    advance();
+    expect_name();
+    expect(TemplateTokenKind::kEndBlock);
+  }
+
   void parse_for(TemplateNode& node) {
     node.kind = TemplateNode::Kind::kFor;
     node.text = expect_name();
@@ -108,6 +146,8 @@ class Parser : TemplateExpressionParser {
     if (expect_name() == "else") refuse("a loop with else");
     expect(TemplateTokenKind::kEndBlock);
   }
+
+  int bodies_ = 0;  // that are open; 1: the template's own
 };
 
 }  // namespace

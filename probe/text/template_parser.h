@@ -1,6 +1,6 @@
 // Second stage of the chat-template renderer: tokens to a tree. The subset of Jinja that the
-// templates of the supported families use: if / for / set, expressions, filters, tests, method
-// calls. Anything else (macros, includes, arithmetic other than + and -) is refused by name.
+// templates of the supported families use: if / for / set / macro, expressions, filters, tests,
+// method calls. Anything else (includes, arithmetic other than + - %) is refused by name.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct TemplateExpression {
     kTest,       // operands[0] is text; integer 1: negated
     kNot,
     kNegative,
-    kBinary,       // text: + - ~ == != < > <= >= in "not in" and or
+    kBinary,       // text: + - % ~ == != < > <= >= in "not in" and or
     kConditional,  // operands[0] if operands[1] else operands[2]
   };
   Kind kind = Kind::kNone;
@@ -45,7 +45,8 @@ struct TemplateNode {
     kOutput,  // expression
     kIf,      // conditions[i] → bodies[i]; one body more than conditions: else
     kFor,     // text in expression → bodies[0]; attribute: further names, "a, b"
-    kSet,     // text (or text.attribute) = expression
+    kSet,     // text (or text.attribute) = expression, or what bodies[0] renders
+    kMacro,   // text(parameters) → bodies[0]; the last parameters have the defaults `conditions`
   };
   Kind kind = Kind::kText;
   std::string text;
@@ -54,6 +55,7 @@ struct TemplateNode {
   std::unique_ptr<TemplateExpression> expression;
   std::vector<std::unique_ptr<TemplateExpression>> conditions;
   std::vector<std::vector<TemplateNode>> bodies;
+  std::vector<std::string> parameters;
 };
 
 /// Throws CheckpointError ("<where>:<line>: ...") for anything outside the subset.

@@ -13,39 +13,40 @@
 
 namespace blockscope {
 
-namespace {
-
-/// The bytes of a token for the byte-level decoder. Characters are mapped back to bytes if all are
-/// in the byte alphabet; else (some added tokens) the token stays as it is.
-std::string alphabet_to_bytes(std::string_view token) {
-  std::string bytes;
-  for (std::size_t i = 0; i < token.size();) {
-    const std::optional<unsigned char> byte = byte_of_alphabet(next_code_point(token, i));
-    if (!byte) return std::string(token);
-    bytes.push_back(static_cast<char>(*byte));
-  }
-  return bytes;
-}
-
-}  // namespace
-
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
+const Vocabulary& Tokenizer::Impl::vocabulary() const {
+  return std::visit([](const auto& typed) -> const Vocabulary& { return typed.vocabulary(); },
+                    model);
+}
+
+std::size_t Tokenizer::Impl::most_bytes_of_token() const {
+  const bool fallback = std::visit([](const auto& typed) { return typed.byte_fallback(); }, model);
+  const bool every_byte = pre_tokenizer.spells_bytes() ? vocabulary().spells_alphabet()
+                                                       : fallback && vocabulary().spells_bytes();
+  return every_byte && !pre_tokenizer.removes_text() ? vocabulary().longest() : 0;
+}
+
 TokenId Tokenizer::Impl::next_added_id() const {
-  const auto model_size = static_cast<TokenId>(model.size());
+  const auto model_size = static_cast<TokenId>(vocabulary().size());
   return std::max(model_size, added.largest_id() + 1);
 }
 
 std::optional<TokenId> Tokenizer::Impl::token_to_id(std::string_view token) const {
   if (const AddedToken* found = added.find(token)) return found->id;
-  return model.token_to_id(token);
+  return vocabulary().token_to_id(token);
+}
+
+std::string_view Tokenizer::Impl::spelling(TokenId id) const {
+  return added.find(id) != nullptr ? std::string_view(added.spelling(id))
+                                   : vocabulary().id_to_token(id);
 }
 
 bool Tokenizer::Impl::has_id(TokenId id) const {
-  return added.find(id) != nullptr || model.has_token(id);
+  return added.find(id) != nullptr || vocabulary().has_token(id);
 }
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_tokens,
@@ -58,10 +59,14 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
   }
   std::vector<TokenId> ids;
   if (add_special_tokens) ids = impl_->prefix;
-  const std::size_t bytes_of_token =
-      impl_->pre_tokenizer.spells_every_byte() ? impl_->model.most_bytes_of_token() : 0;
-  BpeModel::Encoder encoder(impl_->model, most);
-  const WordSink encode_word = [&](std::string_view word) { encoder.append_word(word, ids); };
+  const std::size_t bytes_of_token = impl_->most_bytes_of_token();
+  const auto* unigram = std::get_if<UnigramModel>(&impl_->model);
+  std::optional<BpeModel::Encoder> bpe;
+  if (unigram == nullptr) bpe.emplace(std::get<BpeModel>(impl_->model), most);
+  const WordSink encode_word = [&](std::string_view word) {
+    if (bpe) return bpe->append_word(word, ids);
+    unigram->append_word(word, most, ids);
+  };
   impl_->added.split_raw(text, [&](const TextSegment& raw) {
     if (raw.id) return ids.push_back(*raw.id);
     const std::string normalized = impl_->normalizer.apply(raw.text);
@@ -71,7 +76,9 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
       if (bytes_of_token > 0 && segment.text.size() / bytes_of_token > most) {
         refuse_more_tokens(most);
       }
-      impl_->pre_tokenizer.apply(segment.text, encode_word);
+      const bool at_start =
+          raw.text.data() == text.data() && segment.text.data() == normalized.data();
+      impl_->pre_tokenizer.apply(segment.text, at_start, encode_word);
     });
   });
   if (add_special_tokens) {
@@ -81,35 +88,27 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 std::string Tokenizer::token_bytes(TokenId id) const {
-  const bool is_added = impl_->added.find(id) != nullptr;
-  if (!is_added && !impl_->model.has_token(id)) return {};
-  const std::string_view spelling =
-      is_added ? std::string_view(impl_->added.spelling(id)) : impl_->model.id_to_token(id);
-  return impl_->decoder == TokenDecoder::kByteLevel ? alphabet_to_bytes(spelling)
-                                                    : std::string(spelling);
+  return impl_->has_id(id) ? impl_->decoder.bytes(impl_->spelling(id)) : std::string();
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_tokens) const {
-  std::string bytes;
-  bool first = true;
+  std::vector<std::string> tokens;
   for (const TokenId id : ids) {
     if (!impl_->has_id(id)) continue;
-    const AddedToken* added = impl_->added.find(id);
-    if (skip_special_tokens && added != nullptr &&
-        impl_->added.is_special_spelling(impl_->added.spelling(id))) {
+    const std::string_view spelling = impl_->spelling(id);
+    if (skip_special_tokens && impl_->added.find(id) != nullptr &&
+        impl_->added.is_special_spelling(std::string(spelling))) {
       continue;
     }
-    if (impl_->decoder == TokenDecoder::kJoinWithSpace && !first) bytes.push_back(' ');
-    bytes += token_bytes(id);
-    first = false;
+    tokens.emplace_back(spelling);
   }
-  return replace_invalid_utf8(bytes);
+  return impl_->decoder.text(std::move(tokens));
 }
 
 std::optional<std::string> Tokenizer::id_to_token(TokenId id) const {
   if (const AddedToken* added = impl_->added.find(id)) return added->content;
-  if (!impl_->model.has_token(id)) return std::nullopt;
-  return std::string(impl_->model.id_to_token(id));
+  if (!impl_->vocabulary().has_token(id)) return std::nullopt;
+  return std::string(impl_->vocabulary().id_to_token(id));
 }
 
 std::optional<TokenId> Tokenizer::token_to_id(std::string_view token) const {
@@ -122,7 +121,8 @@ bool Tokenizer::is_special(TokenId id) const {
 }
 
 std::size_t Tokenizer::vocab_size() const {
-  return std::max(impl_->model.id_end(), static_cast<std::size_t>(impl_->added.largest_id() + 1));
+  return std::max(impl_->vocabulary().id_end(),
+                  static_cast<std::size_t>(impl_->added.largest_id() + 1));
 }
 
 const std::vector<AddedToken>& Tokenizer::added_tokens() const { return impl_->added.tokens(); }

@@ -1,9 +1,11 @@
-// Byte-level BPE tokenizer read from a Hugging Face `tokenizer.json` (Qwen2, GPT-2, Llama-3 style).
-// It gives the same ids and the same text as the PyPI `tokenizers` package. A component outside the
+// Tokenizer read from a Hugging Face `tokenizer.json`: byte-level BPE (Qwen2, GPT-2, Llama 3), and
+// the BPE and Unigram models that were converted from SentencePiece (Gemma, Llama 2, T5). It gives
+// the same ids and the same text as the PyPI `tokenizers` package. A component outside the
 // supported list is refused by name, never approximated.
-// Supported: model BPE; normalizers NFC, NFD, NFKC, NFKD, Lowercase, Strip, Prepend, Replace,
-// Sequence; pre-tokenizers Split, ByteLevel, Digits, Sequence; post-processors ByteLevel,
-// TemplateProcessing, Sequence; decoders ByteLevel, Fuse, Sequence.
+// Supported: models BPE and Unigram; normalizers NFC, NFD, NFKC, NFKD, Lowercase, Strip, Prepend,
+// Replace, Sequence; pre-tokenizers Split, ByteLevel, Digits, Metaspace, Sequence; post-processors
+// ByteLevel, TemplateProcessing, Sequence; decoders ByteLevel, ByteFallback, Fuse, Metaspace,
+// Replace, Strip, Sequence.
 // The file's `truncation` and `padding` are ignored, because `transformers` resets both at each
 // call.
 #pragma once
@@ -76,8 +78,9 @@ class Tokenizer {
   /// without a token (rows that pad the embedding table) give no text.
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = false) const;
 
-  /// The raw bytes that one id adds to the decoded text; they need not be valid UTF-8. Empty for an
-  /// id without a token. decode() is their concatenation, made valid UTF-8.
+  /// The raw bytes that one id adds to a text; they need not be valid UTF-8. Empty for an id
+  /// without a token. decode() is their concatenation, made valid UTF-8, and without what the
+  /// decoder drops at the text's beginning (a space of Llama 2).
   std::string token_bytes(TokenId id) const;
 
   /// The token as the file spells it (byte-level characters such as "Ġthe"); nullopt if none.
@@ -104,6 +107,11 @@ class Tokenizer {
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+/// Throws CheckpointError for a folder without tokenizer.json. The hint says how to get one from
+/// SentencePiece's tokenizer.model if there is one, and `other`, e.g. "pass --input-ids".
+[[noreturn]] void refuse_without_tokenizer(const std::filesystem::path& directory,
+                                           const std::string& other);
 
 /// The stop ids of a checkpoint folder: `eos_token_id` (integer or list) of generation_config.json,
 /// else of config.json, else the tokenizer's eos token. Empty if none names one. Throws

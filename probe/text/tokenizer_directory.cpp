@@ -152,6 +152,18 @@ Tokenizer Tokenizer::from_directory(const path& directory) {
   return tokenizer;
 }
 
+void refuse_without_tokenizer(const path& directory, const std::string& other) {
+  std::error_code error;
+  const bool sentencepiece = std::filesystem::exists(directory / "tokenizer.model", error);
+  throw CheckpointError(fmt::format(
+      "{}: expected tokenizer.json to read text prompts, got {}. HINT: {}{}", directory.string(),
+      sentencepiece ? "tokenizer.model only" : "none",
+      sentencepiece ? "write it with Python's transformers: AutoTokenizer.from_pretrained(FOLDER)"
+                      ".save_pretrained(FOLDER); or "
+                    : "",
+      other));
+}
+
 std::vector<TokenId> read_stop_ids(const path& directory, const Tokenizer& tokenizer) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const auto file = read_optional(directory / name);

@@ -19,27 +19,14 @@ JsonView value_or_null(const JsonView& json, const std::string& key) {
   return found ? *found : JsonView(null, json.where(), key);
 }
 
-TokenDecoder read_decoder(const JsonView& json, int depth) {
-  if (json.raw().is_null()) return TokenDecoder::kJoinWithSpace;
-  const JsonView type_view = json.at("type");
-  const std::string type = type_view.string();
-  if (type == "ByteLevel") return TokenDecoder::kByteLevel;
-  if (type == "Fuse") return TokenDecoder::kConcatenate;
-  if (type == "Sequence" && depth < kMaxComponentDepth) {
-    // ByteLevel makes one string, so later decoders must do nothing.
-    TokenDecoder decoder = TokenDecoder::kConcatenate;
-    bool first = true;
-    for (const JsonView& step : json.at("decoders").elements()) {
-      const TokenDecoder next = read_decoder(step, depth + 1);
-      if (!first && next == TokenDecoder::kByteLevel) {
-        step.fail("ByteLevel only as the first decoder of a Sequence");
-      }
-      if (first) decoder = next;
-      first = false;
-    }
-    return decoder;
-  }
-  type_view.fail("one of ByteLevel, Fuse, Sequence", "this decoder is not supported");
+/// Old files have no type; the package then tries BPE first, and so do we.
+std::variant<BpeModel, UnigramModel> read_model(const JsonView& json) {
+  json.expect_object();
+  const auto type = json.find("type");
+  const std::string name = type ? type->string() : "BPE";
+  if (name == "Unigram") return UnigramModel::from_json(json);
+  if (name != "BPE") type->fail("BPE or Unigram", "give prompts as input_ids");
+  return BpeModel::from_json(json);
 }
 
 /// Adds the tokens that a TemplateProcessing puts around one sequence.
@@ -110,8 +97,8 @@ void Tokenizer::Impl::add_token(const AddedToken& token, const std::string& plac
   }
   const AddedToken* same_id = added.find(token.id);
   const std::string_view owner =
-      same_id != nullptr ? std::string_view(same_id->content) : model.id_to_token(token.id);
-  if ((same_id != nullptr || model.has_token(token.id)) && owner != token.content) {
+      same_id != nullptr ? std::string_view(same_id->content) : vocabulary().id_to_token(token.id);
+  if ((same_id != nullptr || vocabulary().has_token(token.id)) && owner != token.content) {
     throw CheckpointError(
         fmt::format("{}: expected an id of its own for \"{}\", got {}, which belongs to \"{}\"",
                     place, token.content, token.id, owner));
@@ -139,10 +126,15 @@ Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& wh
   }
   auto impl = std::make_unique<Impl>();
   impl->where = where;
-  impl->model = BpeModel::from_json(root.at("model"));
+  impl->model = read_model(root.at("model"));
   impl->normalizer = Normalizer::from_json(value_or_null(root, "normalizer"));
   impl->pre_tokenizer = PreTokenizer::from_json(value_or_null(root, "pre_tokenizer"));
-  impl->decoder = read_decoder(value_or_null(root, "decoder"), 0);
+  if (impl->pre_tokenizer.asks_for_the_start() && root.find("normalizer")) {
+    root.at("normalizer")
+        .fail("null together with prepend_scheme \"first\"",
+              "what starts a text is not known after a normalizer");
+  }
+  impl->decoder = TokenDecoder::from_json(value_or_null(root, "decoder"));
   if (const auto tokens = root.find("added_tokens")) {
     for (const JsonView& item : tokens->elements()) {
       const auto id = static_cast<TokenId>(item.at("id").integer(0, kMaxTokenId));

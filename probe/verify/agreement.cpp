@@ -33,6 +33,16 @@ std::optional<int64_t> lowest_difference(const std::map<int64_t, int64_t>& a,
   return lowest;
 }
 
+/// The lowest position that one of the steps inserts or deletes, if they differ in these.
+std::optional<int64_t> lowest_move(const ReplayStep& a, const ReplayStep& b) {
+  if (a.inserted == b.inserted && a.deleted == b.deleted) return std::nullopt;
+  std::optional<int64_t> lowest;
+  for (const auto* list : {&a.inserted, &b.inserted, &a.deleted, &b.deleted}) {
+    for (const int64_t position : *list) lowest = std::min(lowest.value_or(position), position);
+  }
+  return lowest;
+}
+
 /// P(X <= k) for X ~ Binomial(n, 1/2), summed in the logarithm so that large n does not underflow.
 double binomial_tail(int64_t k, int64_t n) {
   double total = 0.0;
@@ -84,7 +94,8 @@ std::optional<Divergence> first_divergence(const std::vector<ReplayStep>& a,
     const bool same_place = i < a.size() && i < b.size() && a[i].block == b[i].block;
     const auto of_a = i < a.size() ? transfers(a[i]) : std::map<int64_t, int64_t>{};
     const auto of_b = i < b.size() ? transfers(b[i]) : std::map<int64_t, int64_t>{};
-    const std::optional<int64_t> position = lowest_difference(of_a, of_b);
+    std::optional<int64_t> position = lowest_difference(of_a, of_b);
+    if (!position && same_place) position = lowest_move(a[i], b[i]);
     if (same_place && !position) continue;
     return Divergence{static_cast<int64_t>(i) + 1,
                       position.value_or(prompt_length) - prompt_length};

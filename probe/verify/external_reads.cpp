@@ -26,15 +26,15 @@ double share_read(int64_t part, int64_t whole) {
 
 }  // namespace
 
-ExternalReads::ExternalReads(const ReadShape& read_shape)
-    : shape(read_shape),
+ExternalReads::ExternalReads(const LayerSizes& sizes)
+    : shape(sizes),
       rows(static_cast<size_t>(shape.num_layers * shape.num_kv_heads)),
       rows_read(rows.size()),
       products(static_cast<size_t>(shape.num_layers * shape.num_heads)),
       products_skipped(products.size()) {}
 
 ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
-  if (shape == ReadShape{}) shape = other.shape;
+  if (shape == LayerSizes{}) shape = other.shape;
   add_each(rows, other.rows);
   add_each(rows_read, other.rows_read);
   add_each(products, other.products);
@@ -44,10 +44,25 @@ ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
   return *this;
 }
 
-int64_t ExternalReads::total_rows() const { return sum(rows); }
-int64_t ExternalReads::total_read() const { return sum(rows_read); }
-int64_t ExternalReads::total_products() const { return sum(products); }
-int64_t ExternalReads::total_products_skipped() const { return sum(products_skipped); }
+int64_t ExternalReads::of_layer(int64_t layer, int64_t count) const {
+  return shape.ragged() ? count * shape.head_dim_of(layer) / shape.head_dim : count;
+}
+
+int64_t ExternalReads::total_of(const std::vector<int64_t>& counts) const {
+  if (!shape.ragged()) return sum(counts);
+  int64_t total = 0;
+  const int64_t each = std::ssize(counts) / shape.num_layers;
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const auto first = counts.begin() + layer * each;
+    total += of_layer(layer, std::accumulate(first, first + each, int64_t{0}));
+  }
+  return total;
+}
+
+int64_t ExternalReads::total_rows() const { return total_of(rows); }
+int64_t ExternalReads::total_read() const { return total_of(rows_read); }
+int64_t ExternalReads::total_products() const { return total_of(products); }
+int64_t ExternalReads::total_products_skipped() const { return total_of(products_skipped); }
 
 double ExternalReads::saving() const {
   return share_read(total_rows() - total_read(), total_rows());
@@ -78,7 +93,24 @@ void PassReads::add(const AttentionView& view) {
                      view.used.rows_scored});
 }
 
+namespace {
+
+/// The encoder pass over a finished canvas, whose layers nobody sees.
+void add_unseen_commits(ExternalReads& reads, const PassContext& context) {
+  const LayerSizes& shape = reads.shape;
+  for (const SequencePass& pass : context.sequences) {
+    if (pass.kind != PassKind::commit) continue;
+    for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+      const int64_t keys = shape.external_keys(layer, pass.context_length);
+      reads.commit_rows += reads.of_layer(layer, keys * shape.kv_heads_of(layer));
+    }
+  }
+}
+
+}  // namespace
+
 void PassReads::move_to(ExternalReads& reads, const PassContext& context) {
+  if (layers_.empty()) add_unseen_commits(reads, context);
   std::vector<at::Tensor> counts;
   for (const Layer& each : layers_) counts.push_back(each.keys_read);
   counts = on_host(counts);
@@ -90,9 +122,13 @@ void PassReads::move_to(ExternalReads& reads, const PassContext& context) {
 }
 
 void PassReads::add_layer(ExternalReads& reads, const PassContext& context, const Layer& seen) {
-  const int64_t heads = reads.shape.num_heads;
-  const int64_t kv_heads = reads.shape.num_kv_heads;
-  const size_t kv_base = static_cast<size_t>(seen.layer * kv_heads);
+  const LayerSizes& shape = reads.shape;
+  const int64_t heads = shape.num_heads;
+  const int64_t kv_heads = shape.kv_heads_of(seen.layer);
+  const auto keys_of = [&](const SequencePass& pass) {
+    return shape.external_keys(seen.layer, pass.context_length);
+  };
+  const size_t kv_base = static_cast<size_t>(seen.layer * shape.num_kv_heads);
   const size_t head_base = static_cast<size_t>(seen.layer * heads);
   const int64_t* keys_read =
       seen.keys_read.defined() ? seen.keys_read.const_data_ptr<int64_t>() : nullptr;
@@ -100,20 +136,20 @@ void PassReads::add_layer(ExternalReads& reads, const PassContext& context, cons
   const int64_t* scored =
       seen.rows_scored.defined() ? seen.rows_scored.const_data_ptr<int64_t>() : nullptr;
   for (const FusedCommit& commit : context.commits) {
-    reads.commit_rows += commit.pass.context_length * kv_heads;
+    reads.commit_rows += reads.of_layer(seen.layer, keys_of(commit.pass) * kv_heads);
   }
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     const SequencePass& pass = context.sequences[s];
-    const int64_t length = pass.context_length;
+    const int64_t length = keys_of(pass);
     if (pass.kind == PassKind::commit) {
-      reads.commit_rows += length * kv_heads;
+      reads.commit_rows += reads.of_layer(seen.layer, length * kv_heads);
       continue;
     }
     const auto read_by = [&](int64_t kv_head) {
       return keys_read == nullptr ? length
                                   : keys_read[static_cast<int64_t>(s) * kv_heads + kv_head];
     };
-    if (scored != nullptr) reads.choice_rows += scored[s] * kv_heads;
+    if (scored != nullptr) reads.choice_rows += reads.of_layer(seen.layer, scored[s] * kv_heads);
     for (int64_t k = 0; k < kv_heads; ++k) {
       reads.rows[kv_base + static_cast<size_t>(k)] += length;
       reads.rows_read[kv_base + static_cast<size_t>(k)] += read_by(k);
@@ -128,7 +164,8 @@ void PassReads::add_layer(ExternalReads& reads, const PassContext& context, cons
       const bool skipped = reused != nullptr && reused[static_cast<int64_t>(s) * heads + h];
       reads.products[at] += length * block;
       reads.products_skipped[at] +=
-          skipped ? length * kept_rows : (length - read_by(h * kv_heads / heads)) * block;
+          skipped ? length * kept_rows
+                  : (length - read_by(shape.kv_head_of(seen.layer, h))) * block;
     }
   }
 }

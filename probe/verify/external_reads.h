@@ -7,31 +7,27 @@
 #include <cstdint>
 #include <vector>
 
+#include "decode_record/schema/layer_sizes.h"
+
 namespace blockscope {
 
 struct AttentionView;
 struct PassContext;
 
-struct ReadShape {
-  int64_t num_layers = 0;
-  int64_t num_heads = 0;     // H, query heads
-  int64_t num_kv_heads = 0;  // K; query head h reads KV head h / (H / K)
-
-  bool operator==(const ReadShape&) const = default;
-};
-
 /// Sums over sequences and denoising steps. A key row is one external key (and its value) of one KV
-/// head: 2 * D elements.
+/// head: 2 * D elements. Where layers differ in D, totals count rows of the largest D: a row of
+/// half as many elements is half a row.
 struct ExternalReads {
-  explicit ExternalReads(const ReadShape& read_shape = {});
+  explicit ExternalReads(const LayerSizes& sizes = {});
 
-  ReadShape shape;
-  std::vector<int64_t> rows;          // [L * K] key rows that exact attention reads
-  std::vector<int64_t> rows_read;     // [L * K] key rows read for attention: 0 at a step where all
-                                      // G heads reuse; the set's rows where a set is read
-  std::vector<int64_t> products;          // [L * H] query-key products over the prefix
+  LayerSizes shape;
+  std::vector<int64_t> rows;       // [L * K] key rows that exact attention reads; 0 for KV heads
+                                   // that a layer lacks
+  std::vector<int64_t> rows_read;  // [L * K] key rows read for attention: 0 at a step where all
+                                   // G heads reuse; the set's rows where a set is read
+  std::vector<int64_t> products;   // [L * H] query-key products over the prefix
   std::vector<int64_t> products_skipped;  // [L * H] those that were not computed
-  int64_t commit_rows = 0;            // key rows of the commit passes, exact under every policy
+  int64_t commit_rows = 0;                // key rows of the commit passes, exact under every policy
   /// Rows of D elements (half a key row) that all KV heads read in addition, to choose sets and to
   /// keep residuals: AttentionParts::rows_scored.
   int64_t choice_rows = 0;
@@ -41,6 +37,8 @@ struct ExternalReads {
 
   int64_t total_rows() const;
   int64_t total_read() const;
+  /// `count` rows of a layer, as rows of the largest D.
+  int64_t of_layer(int64_t layer, int64_t count) const;
   int64_t total_products() const;
   int64_t total_products_skipped() const;
   /// Share of the key rows (and so of their bytes) that denoising steps did not read; 0 without
@@ -53,8 +51,12 @@ struct ExternalReads {
   /// saving() with the commit passes, which read everything, in the denominator.
   double saving_with_commits() const;
   /// FLOPs of QK^T and PV over external keys, 4 * D a product, and those that were not spent.
+  /// head_dim: the largest D.
   double flops(int64_t head_dim) const;
   double flops_avoided(int64_t head_dim) const;
+
+ private:
+  int64_t total_of(const std::vector<int64_t>& counts) const;
 };
 
 /// What the attention of a pass really read: AttentionParts::keys_read, `reused` and `rows_scored`
@@ -64,7 +66,7 @@ class PassReads {
  public:
   void add(const AttentionView& view);
   /// Adds the reads of all layers since the last call, from the pass with this context. Waits for a
-  /// device once.
+  /// device once. A commit whose layers were not shown (of a canvas) reads its whole prefix.
   void move_to(ExternalReads& reads, const PassContext& context);
 
  private:

@@ -73,7 +73,7 @@ ErrorTotals sum_of(const std::vector<ErrorTotals>& totals) {
   return sum;
 }
 
-FidelityMeter::FidelityMeter(const ReadShape& shape) {
+FidelityMeter::FidelityMeter(const LayerSizes& shape) {
   const size_t heads = static_cast<size_t>(shape.num_layers * shape.num_heads);
   totals_.first_order.resize(heads);
   totals_.first_order_approximated.resize(heads);

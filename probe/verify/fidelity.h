@@ -56,7 +56,10 @@ ErrorTotals sum_of(const std::vector<ErrorTotals>& totals);
 /// Collects a Fidelity over any number of replays. Stores 4 bytes per masked position and step.
 class FidelityMeter : public LockstepVisitor {
  public:
-  explicit FidelityMeter(const ReadShape& shape);
+  explicit FidelityMeter(const LayerSizes& shape);
+  void on_unseen_commit(const PassContext& context) override {
+    PassReads().move_to(totals_.reads, context);
+  }
 
   void on_attention(const AttentionView& view, const at::Tensor& exact_out) override;
   void on_logits(const PassContext& context, const std::vector<int64_t>& slots,

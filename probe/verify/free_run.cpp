@@ -4,7 +4,7 @@
 
 namespace blockscope {
 
-FreeRunObserver::FreeRunObserver(const DecodeOptions& options, const ReadShape& shape)
+FreeRunObserver::FreeRunObserver(const DecodeOptions& options, const LayerSizes& shape)
     : reads(shape), block_length_(options.block_length()), mask_token_id_(options.mask_token_id) {}
 
 namespace {
@@ -76,6 +76,8 @@ void FreeRunObserver::on_pass(const PassResult& result) {
       step.confidence.push_back(revoked.confidence);
     }
     take_noise(decision, step);
+    for (const int64_t p : decision.inserted) step.inserted.push_back(pass.block_start + p);
+    for (const int64_t p : decision.deleted) step.deleted.push_back(pass.block_start + p);
     step.kept_masks = decision.kept_masks;
     ++denoising_steps;
     tokens += decision.net_tokens();

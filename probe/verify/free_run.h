@@ -28,7 +28,7 @@ struct StepTime {
 /// Watches a run. The times do not include the observer's own.
 class FreeRunObserver : public DecodeObserver {
  public:
-  FreeRunObserver(const DecodeOptions& options, const ReadShape& shape);
+  FreeRunObserver(const DecodeOptions& options, const LayerSizes& shape);
 
   bool wants_every_prediction() const override { return false; }
   void on_attention(const AttentionView& view) override;

@@ -82,8 +82,14 @@ class ExactSide : public DecodeObserver {
 
 class OtherSide : public DecodeObserver {
  public:
-  OtherSide(Exchange& exchange, LockstepVisitor& visitor)
-      : exchange_(exchange), visitor_(visitor) {}
+  OtherSide(Exchange& exchange, LockstepVisitor& visitor, bool canvas)
+      : exchange_(exchange), visitor_(visitor), canvas_(canvas) {}
+  void on_pass(const PassResult& result) override {
+    const PassContext& context = result.context;
+    if (canvas_ && context.sequences.front().kind == PassKind::commit) {
+      visitor_.on_unseen_commit(context);
+    }
+  }
   void on_attention(const AttentionView& view) override {
     visitor_.on_attention(view, take(view.context.pass, view.input.layer));
   }
@@ -107,6 +113,7 @@ class OtherSide : public DecodeObserver {
 
   Exchange& exchange_;
   LockstepVisitor& visitor_;
+  const bool canvas_;
 };
 
 }  // namespace
@@ -149,7 +156,7 @@ bool replay_in_lockstep(const BlockDiffusionModel& exact_model, const BlockDiffu
     ExactSide side(exchange);
     exact_failure = decode(*exact, side, false);
   });
-  OtherSide side(exchange, visitor);
+  OtherSide side(exchange, visitor, options.canvas);
   const std::exception_ptr failure = decode(policy, side, true);
   exact_run.join();
   if (exact_failure) std::rethrow_exception(exact_failure);

@@ -23,6 +23,8 @@ class LockstepVisitor {
   /// logits and exact_logits [S', B, V]; entry i belongs to context.sequences[slots[i]].
   virtual void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
                          const at::Tensor& logits, const at::Tensor& exact_logits) = 0;
+  /// A commit pass whose layers are not shown: the encoder's over a canvas.
+  virtual void on_unseen_commit(const PassContext& /*context*/) {}
 };
 
 /// Every request must be a replay. The exact run decodes in a thread of its own, with `exact_model`

@@ -50,26 +50,32 @@ std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const Policy
 }  // namespace
 
 ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule& rule,
-                              const ReuseMasks& masks, const ReadShape& shape,
+                              const ReuseMasks& masks, const LayerSizes& shape,
                               const std::optional<ErrorBound>& bound) {
+  // For each range's mask, of the heads in it: key rows that they don't read, products that they
+  // don't compute. By layer, as layers may see only a part of the prefix.
+  const auto layers = static_cast<size_t>(shape.num_layers);
+  const size_t ranges = masks.heads.size();
+  std::vector<int64_t> all(layers), products(layers);
+  std::vector<std::vector<int64_t>> unread(layers, std::vector<int64_t>(ranges)), saved = unread;
+  const auto each_layer = [&](const PassRow& row, const auto& add) {
+    for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+      add(static_cast<size_t>(layer), shape.external_keys(layer, row.context_length));
+    }
+  };
+  ExternalReads reads(shape);
   int64_t since_read = 0;  // as the decoder counts: a step that reads no row does not end the count
-  int64_t all = 0;         // key rows of one KV head over the denoising steps
-  int64_t products = 0;    // of one query head
-  int64_t commits = 0;
-  // Of the heads of a range's mask: key rows that they don't read, products that they don't
-  // compute.
-  std::vector<int64_t> unread(masks.heads.size()), saved(masks.heads.size());
   std::vector<bool> changed;  // rows of the block, since they last read the prefix
   for (const PassRow& row : rows) {
-    const int64_t length = row.context_length;
     if (row.commit) {
-      commits += length;
+      each_layer(row, [&](size_t layer, int64_t length) {
+        const auto l = static_cast<int64_t>(layer);
+        reads.commit_rows += reads.of_layer(l, length * shape.kv_heads_of(l));
+      });
       continue;
     }
     const auto block = static_cast<int64_t>(row.changed_rows.size());
     const size_t range = masks.ranges.of(row.step);
-    all += length;
-    products += length * block;
     if (row.step == 1) {
       changed.assign(row.changed_rows.size(), false);
       since_read = 0;
@@ -85,29 +91,35 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
       const std::vector<bool> read = refreshed_rows(rule.refresh, changed, row.masked);
       reading = std::count(read.begin(), read.end(), true);
     }
-    if (reading == 0) unread[range] += length;
-    saved[range] += length * (block - reading);
+    each_layer(row, [&](size_t layer, int64_t length) {
+      all[layer] += length;
+      products[layer] += length * block;
+      if (reading == 0) unread[layer][range] += length;
+      saved[layer][range] += length * (block - reading);
+    });
     if (reading == 0) continue;
     changed.assign(changed.size(), false);
     since_read = 0;
   }
-  ExternalReads reads(shape);
-  reads.commit_rows = commits * shape.num_layers * shape.num_kv_heads;
-  std::fill(reads.rows.begin(), reads.rows.end(), all);
-  std::fill(reads.rows_read.begin(), reads.rows_read.end(), all);
-  std::fill(reads.products.begin(), reads.products.end(), products);
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
-  for (size_t range = 0; range < masks.heads.size(); ++range) {
-    for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
-      const std::vector<bool>& heads = masks.heads[range][static_cast<size_t>(layer)];
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const auto l = static_cast<size_t>(layer);
+    const int64_t kv_heads = shape.kv_heads_of(layer);
+    const int64_t group = shape.group_size(layer);
+    const auto of_kv = static_cast<std::ptrdiff_t>(layer * shape.num_kv_heads);
+    const auto of_head = static_cast<std::ptrdiff_t>(layer * shape.num_heads);
+    std::fill_n(reads.rows.begin() + of_kv, kv_heads, all[l]);
+    std::fill_n(reads.rows_read.begin() + of_kv, kv_heads, all[l]);
+    std::fill_n(reads.products.begin() + of_head, shape.num_heads, products[l]);
+    for (size_t range = 0; range < ranges; ++range) {
+      const std::vector<bool>& heads = masks.heads[range][l];
       for (int64_t h = 0; h < shape.num_heads; ++h) {
         if (!heads[static_cast<size_t>(h)]) continue;
-        reads.products_skipped[static_cast<size_t>(layer * shape.num_heads + h)] += saved[range];
+        reads.products_skipped[static_cast<size_t>(of_head + h)] += saved[l][range];
       }
-      for (int64_t k = 0; k < shape.num_kv_heads; ++k) {
+      for (int64_t k = 0; k < kv_heads; ++k) {
         const auto first = heads.begin() + k * group;
         if (!std::all_of(first, first + group, [](bool reuse) { return reuse; })) continue;
-        reads.rows_read[static_cast<size_t>(layer * shape.num_kv_heads + k)] -= unread[range];
+        reads.rows_read[static_cast<size_t>(of_kv + k)] -= unread[l][range];
       }
     }
   }
@@ -116,25 +128,34 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
 
 std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& rows,
                                                  const PolicyOptions& policy,
-                                                 const ReadShape& shape) {
+                                                 const LayerSizes& shape) {
   const std::optional<SetReads> of_layer = set_reads(rows, policy);
   if (!of_layer) return std::nullopt;
   ExternalReads reads(shape);
-  for (const PassRow& row : rows) {
-    if (row.commit) reads.commit_rows += row.context_length * shape.num_layers * shape.num_kv_heads;
-  }
   const int64_t exact = std::min(policy.exact_layers, shape.num_layers);
-  const auto from_layer = [exact](auto& counts, int64_t heads, int64_t exact_count, int64_t count) {
-    const auto first = counts.begin() + exact * heads;
-    std::fill(counts.begin(), first, exact_count);
-    std::fill(first, counts.end(), count);
-  };
-  from_layer(reads.rows, shape.num_kv_heads, of_layer->all, of_layer->all);
-  from_layer(reads.rows_read, shape.num_kv_heads, of_layer->all, of_layer->read);
   const int64_t block = rows.empty() ? 0 : std::ssize(rows.front().changed_rows);
-  from_layer(reads.products, shape.num_heads, of_layer->all * block, of_layer->all * block);
-  from_layer(reads.products_skipped, shape.num_heads, 0, (of_layer->all - of_layer->read) * block);
-  reads.choice_rows = (shape.num_layers - exact) * shape.num_kv_heads * of_layer->choice;
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const int64_t kv_heads = shape.kv_heads_of(layer);
+    const bool windowed = shape.window_of(layer) > 0;  // read as a whole
+    int64_t all = 0;
+    for (const PassRow& row : rows) {
+      const int64_t length = shape.external_keys(layer, row.context_length);
+      if (row.commit) {
+        reads.commit_rows += reads.of_layer(layer, length * kv_heads);
+      } else {
+        all += length;
+      }
+    }
+    const bool chooses = layer >= exact && !windowed;
+    const int64_t read = chooses ? of_layer->read : all;
+    const auto of_kv = static_cast<std::ptrdiff_t>(layer * shape.num_kv_heads);
+    const auto of_head = static_cast<std::ptrdiff_t>(layer * shape.num_heads);
+    std::fill_n(reads.rows.begin() + of_kv, kv_heads, all);
+    std::fill_n(reads.rows_read.begin() + of_kv, kv_heads, read);
+    std::fill_n(reads.products.begin() + of_head, shape.num_heads, all * block);
+    std::fill_n(reads.products_skipped.begin() + of_head, shape.num_heads, (all - read) * block);
+    if (chooses) reads.choice_rows += reads.of_layer(layer, kv_heads * of_layer->choice);
+  }
   return reads;
 }
 

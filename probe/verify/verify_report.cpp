@@ -185,7 +185,7 @@ ErrorTotals layer_sum(const std::vector<ErrorTotals>& totals, int64_t layer, int
 }
 
 void add_layers(const SettingResult& result, bool pair, Lines& lines) {
-  const ReadShape& shape = result.fidelity.reads.shape;
+  const LayerSizes& shape = result.fidelity.reads.shape;
   const ExternalReads& reads = result.fidelity.reads;
   const bool reuses = result.setting.reuse.has_value();
   lines.title(fmt::format(
@@ -221,15 +221,21 @@ void add_layers(const SettingResult& result, bool pair, Lines& lines) {
   }
 }
 
+int64_t kv_heads_of_all(const LayerSizes& sizes) {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < sizes.num_layers; ++layer) count += sizes.kv_heads_of(layer);
+  return count;
+}
+
 /// "mage,k=16"; for flashblock also the heads that may reuse.
-std::string setting_text(const PolicySetting& setting, const ReadShape& shape) {
+std::string setting_text(const PolicySetting& setting, const LayerSizes& shape) {
   if (!setting.reuse.has_value()) return setting.label;
   const int64_t ranges = std::ssize(setting.reuse->reuse.ranges.first);
-  return fmt::format(
-      "{}: {} of {} query heads reuse, {} of {} KV heads with their whole group{}", setting.label,
-      setting.reuse->heads(), ranges * shape.num_layers * shape.num_heads,
-      whole_groups(*setting.reuse, shape), ranges * shape.num_layers * shape.num_kv_heads,
-      ranges > 1 ? fmt::format(", over {} ranges of steps", ranges) : "");
+  return fmt::format("{}: {} of {} query heads reuse, {} of {} KV heads with their whole group{}",
+                     setting.label, setting.reuse->heads(),
+                     ranges * shape.num_layers * shape.num_heads,
+                     whole_groups(*setting.reuse, shape), ranges * kv_heads_of_all(shape),
+                     ranges > 1 ? fmt::format(", over {} ranges of steps", ranges) : "");
 }
 
 }  // namespace
@@ -259,12 +265,13 @@ Spread attention_per_pass(const FreeRun& run) {
   return spread_of(std::move(milliseconds));
 }
 
-int64_t whole_groups(const ReuseSetting& setting, const ReadShape& shape) {
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
+int64_t whole_groups(const ReuseSetting& setting, const LayerSizes& shape) {
   int64_t count = 0;
   for (const HeadMatrix<bool>& range : setting.reuse.heads) {
-    for (const std::vector<bool>& layer : range) {
-      for (auto head = layer.begin(); head != layer.end(); head += group) {
+    for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+      const std::vector<bool>& heads = range[static_cast<size_t>(layer)];
+      const int64_t group = shape.group_size(layer);
+      for (auto head = heads.begin(); head != heads.end(); head += group) {
         count += std::all_of(head, head + group, [](bool reuse) { return reuse; });
       }
     }
@@ -274,7 +281,7 @@ int64_t whole_groups(const ReuseSetting& setting, const ReadShape& shape) {
 
 std::string detail_text(const VerifyResult& result, const VerifyFacts& facts) {
   const SettingResult& own = result.settings.front();
-  const ReadShape& shape = own.fidelity.reads.shape;
+  const LayerSizes& shape = own.fidelity.reads.shape;
   Lines lines;
   fmt::format_to(lines.out(), "{} ({}): {} of {} to {} tokens; {}; {}, batch {}\n", facts.model,
                  facts.dtype, plural(result.prompts, "prompt"), facts.shortest_prompt,

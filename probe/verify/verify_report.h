@@ -32,6 +32,6 @@ std::optional<double> error_where_approximated(const Fidelity& fidelity);
 Spread attention_per_pass(const FreeRun& run);
 
 /// The number of KV heads, over all layers, for which all query heads reuse.
-int64_t whole_groups(const ReuseSetting& setting, const ReadShape& shape);
+int64_t whole_groups(const ReuseSetting& setting, const LayerSizes& shape);
 
 }  // namespace blockscope

@@ -45,7 +45,7 @@ class VerifyLoop {
              const std::vector<PolicySetting>& settings, const VerifyProgress& progress)
       : input_(input), settings_(settings), progress_(progress) {
     const ModelConfig& config = input.model.config;
-    shape_ = {config.num_layers, config.num_heads, config.num_kv_heads};
+    shape_ = layer_sizes(config);
     add_run(reference);
     for (const PolicySetting& setting : settings) {
       const auto same = std::find_if(runs_.begin() + 1, runs_.end(), [&](const PolicyRun& one) {
@@ -261,7 +261,7 @@ class VerifyLoop {
   const VerifyInput& input_;
   const std::vector<PolicySetting>& settings_;
   const VerifyProgress& progress_;
-  ReadShape shape_;
+  LayerSizes shape_;
   std::vector<PolicyRun> runs_;  // the reference first
   std::vector<size_t> run_of_;   // by setting
   double replays_ = 0.0;         // runs that are not exact

@@ -53,7 +53,8 @@ from .loop_comparison import LoopComparison
 from .own_metrics import metric
 from .recording import record, record_engine
 from .reporting import Report, report
-from .sequences import Delta, Frame, Sequence, Sequences
+from .sequences import Changes, Delta, Frame, Sequence, Sequences
+from .teacher_comparison import TeacherComparison
 from .trace import Trace, open
 
 if typing.TYPE_CHECKING:  # pragma: no cover
@@ -66,11 +67,11 @@ if typing.TYPE_CHECKING:  # pragma: no cover
 __version__: str = _core.version
 
 __all__ = [
-    "Analyses", "Block", "Calibration", "CalibrationError", "CheckpointError", "Comparison", "CorruptTrace",
+    "Analyses", "Block", "Calibration", "CalibrationError", "Changes", "CheckpointError", "Comparison", "CorruptTrace",
     "Delta", "Error", "Figure", "Frame", "FrameError", "LoopComparison", "Model", "NotATrace",
     "OperatorsUnavailable", "Picture", "PromptError", "RankError", "Report", "RuntimeUnavailable", "Sequence",
-    "Sequences", "Step", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError",
-    "View", "analyze", "apply", "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric",
+    "Sequences", "Step", "TeacherComparison", "Trace", "TraceError", "TraceLocked", "TraceNotFound", "UnsupportedVersion",
+    "UsageError", "View", "analyze", "apply", "attention_map", "cache", "calibrate", "compare", "compare_backbone", "metric",
     "metrics", "open", "policy", "record", "record_engine", "report", "similarity_matrix", "strategy",
 ]
 

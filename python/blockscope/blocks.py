@@ -9,6 +9,7 @@ import numpy as np
 
 from ._arguments import Indices, indices
 from .errors import UsageError
+from .sequences import Changes, changes_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -101,6 +102,12 @@ class Block:
         """The block's steps."""
         return [Step(self, place) for place in range(len(self.rows))]  # not kept: a cycle would keep the arrays
 
+    @property
+    def changes(self) -> list[Changes]:
+        """What each of the block's steps did to the tokens (`Changes`)."""
+        of_row = {one.row: one for one in changes_of(self._trace, self.sequence)}
+        return [of_row[int(row)] for row in self.rows]
+
     def pairs(self) -> Iterator[tuple[Step, Step]]:
         """Each step with the one before it. A step after a gap in the recording has none."""
         before: Step | None = None
@@ -166,9 +173,9 @@ def blocks(trace: Trace, *, layers: Indices = None, steps: Indices = None, block
                 print(block.sequence, block.index, after.step, abs(after.external - before.external).mean())
 
     Args:
-        layers: the model's indices; arrays have only these. Where layers differ in KV heads or channels (ragged layers),
-            arrays of layers of one size have this size. Those of several sizes are padded, as in the file: NaN, or -1
-            in integers.
+        layers: the model's indices; arrays have only these. Where layers differ in KV heads or channels (ragged
+            layers), arrays of layers of one size have this size. Those of several sizes are padded, as in the file:
+            NaN, or -1 in integers.
         steps: denoising steps of a block, from 1.
         blocks, sequences: indices, from 0.
 

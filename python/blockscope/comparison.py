@@ -1,16 +1,19 @@
-"""Compares two traces, dataset by dataset: ``blockscope diff``. Or a loop with and without a policy."""
+"""Compares two traces (``blockscope diff``): dataset by dataset, or what two implementations computed. Or a loop with
+and without a policy."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Union, overload
+from typing import Any, Literal, Union, overload
 
 from . import _core
 from ._paths import PathLike, telling_missing, text
+from ._progress import Progress, Shown
 from .errors import UsageError
 from .loop_comparison import LoopComparison
+from .teacher_comparison import TeacherComparison
 
 
 class Comparison:
@@ -51,6 +54,11 @@ def compare(
 ) -> Comparison: ...
 @overload
 def compare(
+    a: Union[PathLike, Any], b: Union[PathLike, Any], *, teacher: Literal[True], tolerance: float | None = None,
+    progress: Progress = None,
+) -> TeacherComparison: ...
+@overload
+def compare(
     a: Any, b: Callable[..., Any], prompts: Iterable[Any], *, policy: Any = None, reuse: PathLike | None = None,
     score: Callable[[Any, Any], float] | None = None, frames: Callable[[Any], Any] | None = None, repeats: int = 3,
     seed: int = 0, replay: bool = True, propagated: bool = True, **observed: Any,
@@ -65,6 +73,14 @@ def compare(a: Any, b: Any, prompts: Any = None, **options: Any) -> Any:
         absolute, relative: floats are equal if |a - b| <= absolute + relative * |b|.
         ignore_timing: leaves out the time of passes.
         ignore_aborted: compares only sequences that were not aborted, at any index.
+
+    Or finds where two implementations of one model first differ at the same tokens, as ``blockscope diff --teacher``:
+
+        compare("ours.h5", "engine.h5", teacher=True).first
+
+    Args:
+        tolerance: values are equal if |a - b| <= tolerance * range. None: by the traces' element types.
+        progress: as in `analyze`.
 
     Or compares your own loop with and without a policy, as ``blockscope verify`` compares the runtime's:
 
@@ -86,7 +102,8 @@ def compare(a: Any, b: Any, prompts: Any = None, **options: Any) -> Any:
         observed: further arguments of `apply`, such as ``block_length`` and ``gen_length``.
 
     Returns:
-        A `Comparison`, or for a loop a `LoopComparison`: a table, with ``data`` and ``save("compare.json")``.
+        A `Comparison`, with ``teacher`` a `TeacherComparison`, or for a loop a `LoopComparison`: a table, with ``data``
+        and ``save("compare.json")``.
     """
     if "torch" in sys.modules and isinstance(a, sys.modules["torch"].nn.Module):
         from .applying import compare_loops
@@ -94,7 +111,20 @@ def compare(a: Any, b: Any, prompts: Any = None, **options: Any) -> Any:
         return compare_loops(a, b, prompts, **options)
     if prompts is not None:
         raise UsageError(f"compare: expected a torch.nn.Module with a loop and prompts, got {type(a).__name__}")
+    if options.pop("teacher", False):
+        return _compare_teacher(a, b, **options)
     return _compare_traces(a, b, **options)
+
+
+def _compare_teacher(
+    a: Union[PathLike, Any], b: Union[PathLike, Any], *, tolerance: float | None = None, progress: Progress = None
+) -> TeacherComparison:
+    if tolerance is not None and not 0 <= tolerance < float("inf"):
+        raise UsageError(f"tolerance: expected a number of at least 0, got {tolerance}")
+    first, second = os.fsencode(a), os.fsencode(b)
+    with telling_missing([first, second]), Shown(progress) as shown:
+        return TeacherComparison(_core.compare_teacher(
+            first, second, None if tolerance is None else float(tolerance), shown))
 
 
 def _compare_traces(

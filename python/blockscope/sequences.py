@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
 from ._paths import text
+from .errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +35,8 @@ class Frame:
 
     Attributes:
         prompt: token ids, int64 [prompt_length].
-        tokens: token ids after the prompt, int64 [gen_length]. An undecided position has `mask_token_id`, or in a canvas
-            without masks the noise that was drawn for it.
+        tokens: token ids after the prompt, int64 [gen_length]. An undecided position has `mask_token_id`, or in a
+            canvas without masks the noise that was drawn for it.
         confidence: probability of the token when it was decided, float32 [gen_length]; -inf: not decided yet.
         steps: number of the step of the sequence that decided the token, int64 [gen_length]; -1: none.
         mask_token_id: -1 if the model has none.
@@ -89,6 +90,58 @@ class Delta:
         if self.insert_position.size or self.delete_position.size:
             words += f", {self.insert_position.size} insertions, {self.delete_position.size} deletions"
         return f"<blockscope.Delta: {words}>"
+
+
+KINDS = ("decided", "edited", "taken back", "moved")
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """What one denoising step did to the tokens of the answer.
+
+    Attributes:
+        row: the step's row of the trace.
+        inserted, deleted: numbers of positions, without masks that fill the block up at its end and without positions
+            that insertions push out of it.
+        position: of each change after the step, int64 [changes], counted after the prompt.
+        kind: "decided" (a mask took a token), "edited" (another token replaced it), "taken back" (a mask again) or
+            "moved" (an insertion or deletion brought another token, or a mask, there): str [changes].
+        before, after: token ids; the mask's for a mask. int64 [changes].
+        confidence: of `after`, float32 [changes]; -inf for a mask.
+    """
+
+    row: int
+    inserted: int
+    deleted: int
+    position: np.ndarray
+    kind: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    confidence: np.ndarray
+
+    def of(self, kind: str) -> np.ndarray:
+        """The indices of the changes of a kind."""
+        import numpy as np
+
+        if kind not in KINDS:
+            raise UsageError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+        return np.flatnonzero(self.kind == kind)
+
+    def __repr__(self) -> str:
+        words = [f"{self.of(kind).size} {kind}" for kind in KINDS if kind == "decided" or self.of(kind).size]
+        if self.inserted or self.deleted:
+            words.append(f"{self.inserted} inserted, {self.deleted} deleted")
+        return f"<blockscope.Changes in row {self.row}: {', '.join(words)}>"
+
+
+def changes_of(core: _core.Trace, sequence: int) -> list[Changes]:
+    """One `Changes` for each denoising row of a sequence."""
+    import numpy as np
+
+    names = np.array(KINDS)
+    return [Changes(row, inserted, deleted, ints(position), names[ints(kind)], ints(before), ints(after),
+                    floats(confidence))
+            for row, inserted, deleted, position, kind, before, after, confidence in core.changes(sequence)]
 
 
 @dataclass(frozen=True, eq=False)

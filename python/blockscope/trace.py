@@ -17,7 +17,8 @@ from .calibration import Calibration, calibrate
 from .comparison import Comparison, compare
 from .errors import TraceError
 from .reporting import Report, report
-from .sequences import Delta, Frame, Sequences, floats, ints
+from .sequences import Changes, Delta, Frame, Sequences, changes_of, floats, ints
+from .teacher_comparison import TeacherComparison
 
 if TYPE_CHECKING:
     import numpy as np
@@ -209,7 +210,8 @@ class Trace:
         return text(b"".join(stand_in if no_token else piece for piece, no_token in zip(pieces, masked)))
 
     def text_html(self, sequence: int, t: int | None = None, *, values: Any = None, mask: str = "_") -> TextHtml:
-        """The text of a sequence with shaded tokens. A notebook shows it.
+        """The text of a sequence with shaded tokens. A notebook shows it. Tokens that replaced another one are
+        underlined, and their tooltip says which one and at which step.
 
         Args:
             sequence, t: as in `frame`; None: the last frame.
@@ -219,10 +221,20 @@ class Trace:
         """
         from .text_html import TextHtml
 
-        frame = self.frame(sequence, self.num_steps(sequence) if t is None else t)
+        t = self.num_steps(sequence) if t is None else t
+        frame = self.frame(sequence, t)
+        edits = [""] * frame.tokens.size
+        for step, changes in enumerate(self.changes(sequence)[:t], 1):
+            edited = changes.of("edited")
+            was = self.pieces(changes.before[edited])
+            for position, kind in zip(changes.position, changes.kind):
+                edits[position] = "" if kind != "edited" else edits[position]
+            for index, piece, token in zip(edited, was, changes.before[edited]):
+                shown = piece.decode("utf-8", errors="replace") or f"[{token}]"
+                edits[changes.position[index]] = f"replaced {shown!r} at step {step}"
         pieces = [mask.encode() if no_token else piece
                   for no_token, piece in zip(frame.undecided, self.pieces(frame.tokens))]
-        return TextHtml(pieces, frame.tokens, frame.confidence if values is None else values)
+        return TextHtml(pieces, frame.tokens, frame.confidence if values is None else values, edits)
 
     def num_steps(self, sequence: int) -> int:
         """Number of denoising rows of a sequence. It has one frame more."""
@@ -257,6 +269,11 @@ class Trace:
             Delta(*(floats(raw) if i in (2, 6) else ints(raw) for i, raw in enumerate(parts)))
             for parts in found
         ]
+
+    def changes(self, sequence: int) -> list[Changes]:
+        """What each denoising step of a sequence did to its tokens: decided, edited and taken back ones, insertions and
+        deletions."""
+        return changes_of(self._core, whole("sequence", sequence, -(2**62), 2**62))
 
     # --- arrays ---------------------------------------------------------------------------------
 
@@ -325,8 +342,8 @@ class Trace:
         self.refresh()
         return calibrate(self, **choices)
 
-    def compare(self, other: PathLike | Trace, **choices: Any) -> Comparison:
-        """`blockscope.compare` of this trace and another."""
+    def compare(self, other: PathLike | Trace, **choices: Any) -> Comparison | TeacherComparison:
+        """`blockscope.compare` of this trace and another. With ``teacher=True``: where they first differ."""
         self.refresh()
         return compare(self, other, **choices)
 

@@ -3,8 +3,8 @@
 
     python scripts/bench/gemma_pair.py build/gemma-300m
 
-makes a random checkpoint of 300 million parameters in that folder, unless it is there. Both sides decode one canvas and take
-every step. Both draw tokens of their own, so their texts differ (tests/probe/parity/check_gemma.py compares them);
+makes a random checkpoint of 300 million parameters in that folder, unless it is there. Both sides decode one canvas and
+take every step. Both draw tokens of their own, so their texts differ (tests/probe/parity/check_gemma.py compares them);
 --per-token 1,2,4,8 also times ours with as many experts a token, from the same weights.
 """
 
@@ -31,7 +31,8 @@ def make(folder, canvas):
     vision = dict(model_type="gemma4_vision", hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                   num_attention_heads=2, num_key_value_heads=2, head_dim=8)
     torch.manual_seed(0)
-    model = DiffusionGemmaForBlockDiffusion(DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=canvas))
+    config = DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=canvas)
+    model = DiffusionGemmaForBlockDiffusion(config)
     model.to(torch.bfloat16).save_pretrained(folder)
     print(f"{folder}: {sum(p.numel() for p in model.model.decoder.parameters()) / 1e6:.0f} million parameters")
 
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--steps", type=int, default=6, help="denoising steps of the canvas")
     parser.add_argument("--canvas", type=int, default=256)
-    parser.add_argument("--experts", default="grouped_mm", help="transformers' implementation: eager, batched_mm, grouped_mm")
+    parser.add_argument("--experts", default="grouped_mm", help="theirs: eager, batched_mm or grouped_mm")
     pairs.add_run_options(parser, dtype="bfloat16")
     parser.add_argument("--per-token", help="numbers of experts, separated by commas: ours alone")
     a = parser.parse_args()
@@ -60,8 +61,9 @@ def main() -> None:
     text = config["text_config"]
     prompt = pairs.bench_prompt(a.context, text["vocab_size"], -1)
     print(pairs.machine(a.threads))
-    print(f"diffusion_gemma, {text['num_experts']} experts, {text['top_k_experts']} a token, {a.dtype}, prompt {a.context}, canvas "
-          f"{config['canvas_length']}, {a.steps} steps, compared with transformers {transformers.__version__}, {a.experts}")
+    print(f"diffusion_gemma, {text['num_experts']} experts, {text['top_k_experts']} a token, {a.dtype}, prompt "
+          f"{a.context}, canvas {config['canvas_length']}, {a.steps} steps, compared with transformers "
+          f"{transformers.__version__}, {a.experts}")
     model = DiffusionGemmaForBlockDiffusion.from_pretrained(
         a.model, dtype=getattr(torch, a.dtype), attn_implementation="sdpa", experts_implementation=a.experts).eval()
     step, seconds = model._denoising_step, []
@@ -81,8 +83,8 @@ def main() -> None:
 
     def run_ours(folder=a.model):
         return a_pass(pairs.time_ours(folder, [
-            "--gen-length", config["canvas_length"], "--denoising-steps", a.steps, "--strategy", "canvas,stop_entropy=0",
-            "--context", a.context, "--dtype", a.dtype, "--threads", a.threads]))
+            "--gen-length", config["canvas_length"], "--denoising-steps", a.steps, "--strategy",
+            "canvas,stop_entropy=0", "--context", a.context, "--dtype", a.dtype, "--threads", a.threads]))
 
     run_theirs()  # warms up
     pairs.compare(a, "transformers", run_ours, run_theirs)

@@ -5,10 +5,12 @@ metric_dump; BLOCKSCOPE_BINARY is the command."""
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 
+import h5py
 import numpy as np
 
 import trace_oracle as oracle
@@ -86,8 +88,8 @@ def first_of(trace):
 def check_metrics(tools, path, name):
     trace = Ragged(path)
     ours = {metric: result["arrays"] for metric, result in oracle.our_metrics(
-        tools, "similarity,similarity_states,external_mass,recall,union_size,query_statistics,reuse_error", path, "--taus",
-        "2,inf").items()}
+        tools, "similarity,similarity_states,external_mass,recall,union_size,query_statistics,reuse_error", path,
+        "--taus", "2,inf").items()}
     pairs = list(trace.pairs())
     count = 0
     for slot in range(len(trace.layers)):
@@ -108,7 +110,8 @@ def check_metrics(tools, path, name):
 
         def mass(row):
             valid = trace.valid_in(row)
-            out, inside = (trace.file["/attention/lse_" + part][row, slot][:, valid] for part in ("external", "internal"))
+            out, inside = (trace.file["/attention/lse_" + part][row, slot][:, valid]
+                           for part in ("external", "internal"))
             return (1 / (1 + np.exp(inside - out.astype(float)))).mean(-1)
 
         rows = [(row,) for row in trace.recorded_rows() if trace.keys(slot, row)]
@@ -208,6 +211,57 @@ def check_others(path, folder, name):
         assert run.returncode == 0, (name, words, run.stdout[-500:], run.stderr)
 
 
+def replaced(file, path, values):
+    kept = dict(file[path].attrs)
+    del file[path]
+    file.create_dataset(path, data=np.array(values, "<i4"))
+    for name in ("CLASS", "NAME"):
+        if name in kept:
+            file[path].attrs[name] = kept[name]
+
+
+def set_noise(file, name, value):
+    """Of the first noise of a canvas."""
+    at = int(np.flatnonzero(file["/frames/step"][:] == -1)[0])
+    file["/frames/" + name][at] = value
+
+
+HOSTILE = {
+    "a layer too few": (lambda f: replaced(f, "/model/layer_window", [5, 5]), "layer_window: expected 3 values"),
+    "no values": (lambda f: replaced(f, "/model/layer_kv_heads", []), "layer_head_dim"),
+    "no divisor": (lambda f: replaced(f, "/model/layer_kv_heads", [4, 3, 2]), "a divisor of the 4 query heads, got 3"),
+    "too many KV heads": (lambda f: replaced(f, "/model/layer_kv_heads", [8, 4, 2]), "layer 0: expected 1 to 4, got 8"),
+    "none the largest": (lambda f: replaced(f, "/model/layer_head_dim", [6, 6, 6]), "the largest of its layers, 6"),
+    "a negative window": (lambda f: replaced(f, "/model/layer_window", [-1, 5, 0]), "expected 0 to"),
+    "missing": (lambda f: f.__delitem__("/model/layer_head_dim"), "layer_head_dim"),
+    "another version": (lambda f: f.attrs.modify("format_version", 2), "expected format_version 4"),
+    "a newer version": (lambda f: f.attrs.modify("format_version", 5), "expected format_version up to 4"),
+    "a mask": (lambda f: f["/model"].attrs.modify("mask_token_id", 3), "noise_canvas: expected a mask_token_id of -1"),
+    "noise with a step": (lambda f: set_noise(f, "step", 0), "/frames/step"),
+    "noise with confidence": (lambda f: set_noise(f, "confidence", 0.5), "/frames/step"),
+    "fewer channels": (lambda f: replaced(f, "/model/layer_head_dim", [6, 10, 6]), None),  # looks like another model
+}
+
+
+def check_refused(tools, folder):
+    path = oracle.make_trace(tools, folder, "whole", [*RAGGED, "--noise"])
+    for what, (change, words) in HOSTILE.items():
+        copy = os.path.join(folder, "hostile.h5")
+        shutil.copyfile(path, copy)
+        with h5py.File(copy, "r+") as file:
+            change(file)
+        run = subprocess.run([BINARY, "analyze", copy], capture_output=True, text=True)
+        if words is not None:
+            assert run.returncode == 1 and words in run.stderr and copy in run.stderr, (what, run.stderr)
+            assert run.stderr.count("\n") == 1, (what, run.stderr)
+        assert run.returncode in (0, 1), (what, run.returncode, run.stderr)
+    for form in ("frames", "klass"):
+        run = subprocess.run([BINARY, "export", path, "--format", form, "--sequence", "0"], capture_output=True,
+                             text=True)
+        assert run.returncode == 1 and "noise" in run.stderr and "--format json" in run.stderr, run.stderr
+    print(f"{len(HOSTILE)} files refused")
+
+
 def main():
     tools = sys.argv[1]
     with tempfile.TemporaryDirectory(prefix="blockscope-ragged-") as folder:
@@ -220,6 +274,8 @@ def main():
                 check_others(path, folder, name)
             assert count > 100, (name, count)
             print(f"{name}: {count} values")
+        if BINARY:
+            check_refused(tools, folder)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Trace:
         count = int(f["/sequences/committed"][0])
         self.end = f["/sequences/prompt_length"][:count] + f["/sequences/gen_length"][:count]
         text = f["/sequences/bytes"][:].tobytes()
+        self.confidence, self.token = column("/draft/confidence"), column("/draft/token")
         self.names = [text[a:a + n].decode() for a, n in zip(f["/sequences/name_start"][:count],
                                                              f["/sequences/name_length"][:count])]
         aborted = f["/sequences/aborted"][:count]
@@ -71,6 +72,19 @@ class Trace:
                                        if "draft_candidates" in f.attrs else (None, None))
         self.cost = {n: f[f"/draft/cost/{n}"][:] for n in ("block_length", "draft_ns", "target_ns")} \
             if "draft_costs" in f.attrs else None
+
+    def answers(self):
+        """Token by position of every sequence, without masks: what all rows of /frames left."""
+        f, mask = self.file, int(self.file["/model"].attrs["mask_token_id"])
+        ends = f["/frames/delta_end"][:self.rows]
+        positions, tokens = f["/frames/position"][:ends[-1]], f["/frames/token"][:ends[-1]]
+        found = [{} for _ in self.names]
+        starts = f["/sequences/prompt_length"][:len(self.names)]
+        for row, (first, end) in enumerate(zip([0, *ends[:-1]], ends)):
+            sequence = int(self.sequence[row])
+            for at in range(first, end):
+                found[sequence][int(starts[sequence] + positions[at])] = int(tokens[at])
+        return [{p: t for p, t in answer.items() if t != mask} for answer in found]
 
     def reached(self, row):
         """Positions that belong to the answer and before which everything was accepted; those after its end."""
@@ -96,12 +110,15 @@ class Reference:
         self.vocab, self.traces = traces[0].vocab, traces
         self.has_mass = all(trace.has_mass for trace in traces)
         self.has_selector = all(trace.chosen is not None for trace in traces)
+        self.by_depth, self.first_rounds, self.first_sure = [], [], []
+        self.sure_refused, self.unsure_target, self.shifted = [], [], [0, 0, 0, 0]
         self.times = []  # of each trace with costs: its rounds' lengths, its costs
         first = 0
         for trace in traces:
             chosen = [r for r in trace.drafts if sequences is None or trace.sequence[r] in sequences]
             for row in chosen:
                 self.add_round(trace, row, first)
+            self.add_symptoms(trace, chosen)
             if trace.cost is None:
                 self.left_out["traces without /draft/cost: no predicted speed-up"] += 1
             else:
@@ -122,6 +139,63 @@ class Reference:
             self.add_position(trace, row, p, depth)
         if self.has_mass:
             self.add_masses(trace, row, inside)
+
+    def add_symptoms(self, trace, chosen):
+        """What docs/drafts.md measures for each symptom."""
+        answers, seen = trace.answers(), set()
+        for row in chosen:
+            sequence, inside = int(trace.sequence[row]), trace.reached(row)[0]
+            first = sequence not in seen
+            seen.add(sequence)
+            for p in inside:
+                taken, confidence = bool(trace.accepted[row] >= p), float(trace.confidence[row, p])
+                self.by_depth.append((int(trace.context[row]), taken))
+                if p == 1 and first:
+                    self.first_rounds.append(taken)
+                sure = confidence >= np.float32(0.9)
+                if p == 1 and not np.isnan(confidence):
+                    self.first_sure.append(sure and not taken)
+                if sure:
+                    self.sure_refused.append(not taken)
+                if not taken and not np.isnan(trace.target_entropy[row, p]):
+                    self.unsure_target.append(bool(trace.target_entropy[row, p] >= 1))
+            answer = answers[sequence]
+            for p in range(1, trace.drafted[row] + 1):
+                place = trace.start[row] + p
+                before, own, after = (answer.get(int(place + k)) for k in (-1, 0, 1))
+                token = int(trace.token[row, p])
+                if place >= trace.end[sequence] or token < 0 or None in (before, own, after) or own in (before, after):
+                    continue
+                for i, same in enumerate((True, token == own, token == before, token == after)):
+                    self.shifted[i] += same
+
+    def window(self):
+        """(smallest ratio, positions on the smaller side, whether there is a verdict)"""
+        found = []
+        for depth in POWERS[1:]:
+            before, after = ([taken for at, taken in self.by_depth if (at < depth) == side] for side in (True, False))
+            if before and after:
+                share = np.mean(before)
+                found.append((np.mean(after) / share if share else np.nan, min(len(before), len(after)), share >= 0.3))
+        clear = [(ratio, count) for ratio, count, good in found if count >= 100 and good]
+        if clear:
+            return (*min(clear, key=lambda one: one[0]), True)
+        most = max(found, key=lambda one: one[1], default=(np.nan, 0))
+        return most[0], most[1], False
+
+    def symptoms(self):
+        compared, own, before, after = self.shifted
+        ratio, count, clear = self.window()
+        share = lambda values: (float(np.mean(values)) if values else np.nan, len(values))
+        numbers = {"window": (ratio, count), "target_layers": share(self.first_sure),
+                   "template": share(self.first_rounds),
+                   "slot": ((max(before, after) - own) / compared if compared else np.nan, compared),
+                   "sure_and_wrong": share(self.sure_refused), "unsure_target": share(self.unsure_target)}
+        limits = {"window": (-0.5, 100 if clear else np.inf), "target_layers": (0.2, 30), "template": (-0.5, 10),
+                  "slot": (0.1, 100), "sure_and_wrong": (0.3, 100), "unsure_target": (0.5, 30)}  # below 0: at most
+        verdicts = {name: (float(np.sign(limits[name][0]) * value >= limits[name][0])
+                           if terms >= limits[name][1] else np.nan, terms) for name, (value, terms) in numbers.items()}
+        return {"symptoms": numbers, "symptom_seen": verdicts}
 
     def add_position(self, trace, row, p, depth):
         taken = bool(trace.accepted[row] >= p)
@@ -210,4 +284,4 @@ class Reference:
         arrays["lengths"] = {str(n): (self.lengths[n], None) for n in range(1, self.block_length + 1)}
         arrays["survival"] = {str(p): (sum(c for n, c in self.lengths.items() if n > p) / rounds, rounds)
                               for p in range(1, self.block_length)}
-        return arrays | (self.speedup() if self.times else {})
+        return arrays | self.symptoms() | (self.speedup() if self.times else {})

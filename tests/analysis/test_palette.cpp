@@ -40,7 +40,8 @@ TEST(Palette, CurvesOfAFigureDiffer) {
        "oracle", "random", "recent"},
       {"none", "prefix", "dual", "dllm-cache", "d2cache", "block", "commit", "blockd"},
       {"sequential", "low_confidence_static", "low_confidence_dynamic", "entropy_bounded",
-       "threshold", "factor", "prefix_ordered", "klass", "pc_sampler", "wino"},
+       "threshold", "factor", "prefix_ordered", "klass", "pc_sampler", "wino", "joint_threshold",
+       "joint_threshold_indel"},
       {"exact", "mage,k=8", "mage,k=16", "quest,k=8", "quest,k=16"},
       {"exact", "mine", "yours", "theirs,k=3", "mage"},
       {"exact", "flashblock,tau=2", "flashblock,tau=3", "flashblock,tau=4"}};

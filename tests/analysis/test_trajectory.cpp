@@ -94,6 +94,39 @@ TEST(Trajectory, PutsTokensAtTheirStepWithTheirConfidence) {
                               "\u2423spaced</bdi>"));
 }
 
+TEST(Trajectory, ShowsTheTokenThatAnEditReplaced) {
+  const fixture::TempDir folder;
+  TraceMeta meta = fixture::small_meta(RecordLevel::trajectory, ArrayType::bf16);
+  meta.pieces.assign(100, "");
+  meta.pieces[0] = "plain";
+  {
+    TraceWriter writer(folder.file("edits.h5"), meta);
+    writer.begin_sequence(fixture::sequence_start(0, 1));
+    for (std::int64_t step = 0; step < 3; ++step) {
+      TraceRow row = fixture::denoise_row(meta, 0, step, 0, step);
+      row.delta = step == 0   ? make_transfer({0, 1, 2, 3}, {0, 1, 1, 1}, {.5F, .5F, .5F, .5F})
+                  : step == 1 ? make_transfer({}, {}, {})
+                              : make_transfer({0}, {1}, {.95F});
+      writer.append_row(std::move(row));
+    }
+    writer.end_sequence(0, {FinishReason::length, "", 0.0F});
+    writer.finish();
+  }
+  const TraceReader trace(folder.file("edits.h5"));
+  const std::vector<BlockSteps> blocks = list_blocks(trace);
+  const TrajectoryPosition item = trajectory_of(trace, blocks[0]).positions.at(0);
+  EXPECT_EQ(item.token, 1);
+  EXPECT_EQ(item.step, 3);
+  ASSERT_EQ(item.events.size(), 2U);
+  EXPECT_EQ(item.events[0].token, 0);
+  EXPECT_EQ(item.events[1].kind, ChangeKind::edited);
+  const std::string html = trajectory_html(trace, blocks, 0);
+  EXPECT_THAT(html, HasSubstr("<td class=\"token edited\" title=\"edited, was plain\">"));
+  EXPECT_THAT(html, HasSubstr(">edited</span>"));  // the legend
+  EXPECT_THAT(trajectory_html(TraceReader(write_trace(folder, 0)), list_blocks(trace), 0),
+              Not(HasSubstr(">edited</span>")));
+}
+
 TEST(Trajectory, NeverLetsATokenBecomeMarkup) {
   const fixture::TempDir folder;
   for (std::int64_t first = 0; first < 16; first += 8) {

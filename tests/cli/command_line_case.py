@@ -73,6 +73,8 @@ class CommandLineCase(CheckpointCase):
         for flag in ("--csv", "--json", "--hdf5"):
             yield ["analyze", merged], flag, parts
         yield ["analyze", trace, "--backbone", made / "b.h5"], "--csv", [trace, made / "b.h5"]
+        for flag in ("--csv", "--json"):
+            yield ["diff", trace, trace, "--teacher"], flag, [trace]
         yield ["report", merged], "-o", parts
         yield ["calibrate", merged, "--gamma", 0], "-o", parts
         yield ["export", merged], "-o", parts

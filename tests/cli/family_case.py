@@ -27,12 +27,18 @@ FAMILIES = {
         "score_function": "sigmoid", "router_dtype": "fp32", "moe_router_enable_expert_bias": True,
         "partial_rotary_factor": 0.5, "rotary_dim": 8, "use_bias": False, "use_qkv_bias": False, "use_qk_norm": True,
         "attention_bias": None}),
+    "llama": ("LlamaForCausalLM", {"mask_token_id": None, "block_size": None, "mlp_bias": False, "pretraining_tp": 1}),
+    "stable_diffcoder": ("StableDiffcoderForCausalLM", {"model_type": "llama", "mlp_bias": False}),
+    "nemotron_labs_diffusion": ("NemotronLabsDiffusionModel", {
+        "rope_theta": None, "rope_scaling": None, "dlm_paradigm": "bidirectional", "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 8,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25}}),
     "qwen2": ("Qwen2ForCausalLM", {"mask_token_id": None, "block_size": None, "attention_bias": None}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", QWEN_EXPERTS | {"mask_token_id": None, "block_size": None}),
     "sdar_moe": ("SDARMoeForCausalLM", QWEN_EXPERTS),
     "sdar": ("SDARForCausalLM", {}),
 }
-BIDIRECTIONAL, TOKEN_BY_TOKEN = ("llada", "Dream"), ("qwen2", "qwen3_moe")
+BIDIRECTIONAL, TOKEN_BY_TOKEN = ("llada", "Dream"), ("qwen2", "qwen3_moe", "llama", "nemotron_labs_diffusion")
 BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe", "Fast_dLLM_Qwen")
 _LLADA_KEYS = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "intermediate_size": "mlp_hidden_size",
                "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "tie_word_embeddings": "weight_tying",
@@ -42,6 +48,7 @@ _LLADA_NAMES = (("model.layers.", "model.transformer.blocks."), ("input_layernor
                 ("post_attention_layernorm", "ff_norm"), ("mlp.gate_proj", "ff_proj"), ("mlp.down_proj", "ff_out"),
                 ("lm_head", "model.transformer.ff_out"), ("self_attn.", ""), ("mlp.", ""),
                 ("model.embed_tokens", "model.transformer.wte"), ("model.norm", "model.transformer.ln_f"))
+_NEMOTRON_NAMES = (("model.", "encoder."), ("lm_head", "diffusion_head"))
 _LLADA2_NAMES = (("self_attn.o_proj", "attention.dense"), ("self_attn.q_norm", "attention.query_layernorm"),
                  ("self_attn.k_norm", "attention.key_layernorm"), ("embed_tokens", "word_embeddings"))
 
@@ -89,7 +96,8 @@ def _renamed(shapes, names):
 def family_shapes(family):
     """Name -> shape of every tensor of the published layout."""
     shapes = tensor_shapes(CONFIG | {"head_dim": _head_dim(family)})
-    if family in ("llada", "Dream", "Fast_dLLM_Qwen", "qwen2"):
+    if family in ("llada", "Dream", "Fast_dLLM_Qwen", "qwen2", "llama", "stable_diffcoder",
+                  "nemotron_labs_diffusion"):
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
     if family in ("Dream", "Fast_dLLM_Qwen", "qwen2"):
         shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()
@@ -100,10 +108,11 @@ def family_shapes(family):
         for layer in range(CONFIG["num_hidden_layers"]):
             parts = [shapes.pop(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
             shapes[f"model.layers.{layer}.attention.query_key_value.weight"] = (sum(p[0] for p in parts), parts[0][1])
-    return _renamed(shapes, {"llada": _LLADA_NAMES, "llada2_moe": _LLADA2_NAMES}.get(family, ()))
+    return _renamed(shapes, {"llada": _LLADA_NAMES, "llada2_moe": _LLADA2_NAMES,
+                             "nemotron_labs_diffusion": _NEMOTRON_NAMES}.get(family, ()))
 
 
-def write_family(folder, family, seed=0):
+def write_family(folder, family, seed=0, **more):
     """Without a tokenizer, so that the text of a sequence is its token ids."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True)
@@ -112,7 +121,7 @@ def write_family(folder, family, seed=0):
     for name, shape in sorted(family_shapes(family).items()):
         noise = random.standard_normal(shape)
         tensors[name] = 1 + 0.2 * noise if "norm" in name or "ln_f" in name else 0.4 * noise
-    (folder / "config.json").write_text(json.dumps(family_config(family)))
+    (folder / "config.json").write_text(json.dumps(family_config(family) | more))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     return folder
 

@@ -22,7 +22,8 @@ STRATEGIES = (
         "pc_lambda=1", "pc_alpha=1", "frequencies=x.json", "threshold_back=0.5")),
     ("factor", "threshold=0.5"), ("threshold", "factor=1"), ("klass", "rank_by=margin"), ("sequential", "rank_by=margin"),
     ("entropy_bounded", "rank_by=margin"), ("klass", "density_sigma=2"), ("sequential", "density_sigma=2"),
-    ("factor", "quota=linear"), ("entropy_bounded", "quota=linear"), ("wino", "quota=linear"))
+    ("factor", "quota=linear"), ("entropy_bounded", "quota=linear"), ("wino", "quota=linear"),
+    ("joint_threshold", "quota=linear"), ("threshold", "editing_threshold=0.5"), ("wino", "max_post_steps=2"))
 # A policy, then an option that it does not have.
 POLICIES = (
     *(("exact", option) for option in ("tau=2", "reuse=x.json", "k=4", "density=0.5", "page=8", "exact_layers=1",

@@ -17,6 +17,9 @@ TENSORS = {
     "Dream": ("model.layers.1.self_attn.k_proj.bias", "model.layers.0.self_attn.q_norm.weight"),
     "Fast_dLLM_Qwen": ("model.layers.0.self_attn.v_proj.bias", "model.layers.1.self_attn.o_proj.bias"),
     "llada2_moe": ("model.layers.1.mlp.gate.expert_bias", "model.layers.0.mlp.experts.0.up_proj.weight"),
+    "stable_diffcoder": ("lm_head.weight", "model.layers.0.self_attn.q_proj.bias"),
+    "nemotron_labs_diffusion": ("diffusion_head.weight", "encoder.layers.0.self_attn.q_norm.weight"),
+    "llama": ("model.layers.1.self_attn.o_proj.weight", "model.layers.0.self_attn.q_norm.weight"),
     "qwen2": ("model.layers.1.self_attn.q_proj.bias", "model.layers.0.self_attn.o_proj.bias"),
     "qwen3_moe": ("model.layers.1.mlp.experts.3.down_proj.weight", "model.layers.0.mlp.shared_expert.up_proj.weight"),
     "sdar_moe": ("model.layers.0.mlp.gate.weight", "model.layers.0.mlp.experts.4.up_proj.weight"),
@@ -46,6 +49,14 @@ KEYS = {
         ("expert_capacity", 48, "", NO_KEY, "48"), ("capacity_factor", 1.25, "", NO_KEY, "1.25"),
         ("drop_tokens", True, "", "false or nothing", "true"), ("token_drop_policy", "probs", "", NO_KEY, '"probs"'),
         ("expert_choice", True, "", "false or nothing", "true")],
+    "llama": [
+        ("mlp_bias", True, "", "false", "true"), ("pretraining_tp", 2, "", "1 or nothing", "2"),
+        ("attention_multiplier", 0.5, "", NO_KEY, "0.5"), ("rope_scaling", LONGROPE, *OTHER_ROPE)],
+    "stable_diffcoder": [("model_type", "qwen3", "", '"llama"', '"qwen3"'), ("block_size", 0, "", "an integer from 1", "0")],
+    "nemotron_labs_diffusion": [
+        ("attention_bias", True, "", "false", "true"), ("sliding_window", 64, "", "null", "64"),
+        ("tie_word_embeddings", True, "", "false", "true"),
+        ("dlm_paradigm", "block_diff", "", '"bidirectional" or "autoregressive"', '"block_diff"')],
     "qwen2": [
         ("rms_norm_eps", "1e-6", "", "a number", '"1e-6"'),
         ("layer_types", ["full_attention", "sliding_attention"], "", '"full_attention" for every layer',
@@ -75,7 +86,7 @@ class FamilyCheckpoints(FamilyCase):
         cases = []
         for family, (gone, extra) in TENSORS.items():
             shapes = family_shapes(family)
-            norm, = (name for name in shapes if name.endswith(("model.norm.weight", "ln_f.weight")))
+            norm, = (name for name in shapes if name.endswith(("model.norm.weight", "encoder.norm.weight", "ln_f.weight")))
 
             def change(tensors, gone=gone, extra=extra, norm=norm):
                 del tensors[gone]

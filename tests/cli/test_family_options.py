@@ -68,6 +68,21 @@ class FamilyOptions(FamilyCase):
         cases.append((["--strategy: does nothing", "token by token"], "qwen3_moe", wino))
         self.usage(*cases)
 
+    def test_edits_where_they_are_not_defined(self):
+        cases = []
+        for strategy in ("joint_threshold", "joint_threshold_indel"):
+            flags = ("--strategy", strategy)
+            cases.append(([f"strategy {strategy}:", "defined for block-causal models", "HINT: wino"], "llada", flags))
+            cases.append(([f"strategy {strategy}:", "defined for block-causal models", "HINT: wino"], "Dream", flags))
+            cases.append(([f"strategy {strategy}:", "a token shift (Fast-dLLM v2)", "HINT: low_confidence_dynamic"],
+                          "Fast_dLLM_Qwen", flags))
+            cases.append((["--strategy: does nothing", "token by token"], "qwen3_moe", flags))
+        cases.append((["strategy joint_threshold_indel:", "delete_token_id and split_token_id", "HINT: joint_threshold"],
+                      "llada2_moe", ("--strategy", "joint_threshold_indel")))
+        cases.append((["max_post_steps: expected editing_threshold above 0", "HINT: leave max_post_steps out"], "llada2_moe",
+                      ("--strategy", "joint_threshold,editing_threshold=0,max_post_steps=2")))
+        self.usage(*cases)
+
     def test_policies_that_do_not_go_with_a_cache(self):
         single = "computes single rows of them. HINT: use another cache"
         cases = [([f"--policy {policy}: needs whole blocks, but the cache {cache} {single}"], family,
@@ -115,7 +130,9 @@ class FamilyOptions(FamilyCase):
         cases += [(["--block-length: expected 1 to 512, got 513", "HINT"], family, ("--block-length", 513))
                   for family in ("Dream", "llada2_moe")]
         cases += [(["both --mask-token-id and --block-length are needed, got only one"], family, ("--block-length", 8))
-                  for family in TOKEN_BY_TOKEN]
+                  for family in TOKEN_BY_TOKEN if family != "nemotron_labs_diffusion"]
+        cases += [(["runs token by token only", "HINT: leave both out"], "nemotron_labs_diffusion", flags)
+                  for flags in (("--block-length", 8), ("--mask-token-id", MASK, "--block-length", 8))]
         self.usage(*cases)
 
 

@@ -86,22 +86,22 @@ class FamilyTexts(FamilyCase):
     def test_tokenizers_that_are_not_exact(self):
         cases = []
         for family, change, place, expected, got in (
-                ("llada", changed("model", "type", "Unigram"), "model.type", '"BPE"', '"Unigram"'),
-                ("Dream", changed("model", "type", "WordPiece"), "model.type", '"BPE"', '"WordPiece"'),
-                ("llada2_moe", changed("model", "byte_fallback", True), "model.byte_fallback", "false", "true"),
-                ("sdar", changed("pre_tokenizer", {"type": "Metaspace", "replacement": "\u2581"}), "pre_tokenizer.type",
-                 "one of Split", '"Metaspace"'),
-                ("Fast_dLLM_Qwen", changed("normalizer", {"type": "Precompiled"}), "normalizer.type", "one of NFC",
-                 '"Precompiled"'),
-                ("qwen2", changed("decoder", {"type": "Metaspace"}), "decoder.type", "one of ByteLevel", '"Metaspace"')):
+                ("llada", changed("model", "type", "WordLevel"), "model.type", "BPE or Unigram", '"WordLevel"'),
+                ("Dream", changed("model", "type", "WordPiece"), "model.type", "BPE or Unigram", '"WordPiece"'),
+                ("llada2_moe", changed("model", "byte_fallback", 1), "model.byte_fallback", "true or false", "1"),
+                ("sdar", changed("pre_tokenizer", {"type": "Metaspace", "replacement": "__"}),
+                 "pre_tokenizer.replacement", "one character", '"__"'),
+                ("Fast_dLLM_Qwen", changed("normalizer", {"type": "Nmt"}), "normalizer.type", "one of NFC", '"Nmt"'),
+                ("qwen2", changed("decoder", {"type": "WordPiece"}), "decoder.type", "one of ByteLevel", '"WordPiece"')):
             model = self.with_tokenizer(family, change)
             cases.append((FAILED, [f"{model}/tokenizer.json: key {place}: expected {expected}", f"got {got}"], model, (),
                           ("--prompt", "ab")))
-        # Dream is published with the two files of GPT-2's tokenizer, LLaMA's kin with SentencePiece's.
-        for family, name in (("Dream", "vocab.json"), ("llada", "tokenizer.model")):
+        # Dream is published with the two files of GPT-2's tokenizer, Llama 2 also with SentencePiece's.
+        for family, name, got, hint in (("Dream", "vocab.json", "none", "pass --input-ids"),
+                                        ("llama", "tokenizer.model", "tokenizer.model only", "write it with Python's")):
             model = self.damaged(name, b"{}", self.models[family])
-            cases.append((FAILED, [str(model), "expected tokenizer.json to read text prompts, got none",
-                                   "HINT: pass --input-ids"],
+            cases.append((FAILED, [str(model), f"expected tokenizer.json to read text prompts, got {got}",
+                                   f"HINT: {hint}", "pass --input-ids"],
                           model, (), ("--prompt", "ab")))
         self.all_refused(cases)
 

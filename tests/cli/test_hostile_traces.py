@@ -24,6 +24,8 @@ def commands(path, other, folder):
     yield "export", path, "--format", "rounds", "-o", folder / "out.jsonl", "--force"
     yield "diff", path, other
     yield "diff", other, path, "--ignore-aborted"
+    yield "diff", path, other, "--teacher"
+    yield "diff", other, path, "--teacher", "--json", "-"
     yield "analyze", path, "--threads", "1"
     yield "report", path, "-o", folder / "out.html", "--force", "--threads", "1"
     yield "repack", path, "-o", folder / "out.h5", "--force", "-q"

@@ -84,6 +84,7 @@ DECIDES = {
 NEEDED = {"sparsed+flashblock": ",k=4,per_block", "pc_sampler": ",frequencies=@table", "flashblock": "", "exact": "",
           **{name: ",k=4" for name in ("mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")}}
 MODELS = {name: "llada" for name in ("wino", "none", "prefix", "dual", "dllm-cache", "d2cache")}
+MODELS["joint_threshold_indel"] = "indel"
 # Option of a choice: what the second run adds to the choice, or the end of both runs' texts; the setting that the refusal
 # names, where it is not called as the option.
 CHOICES = {
@@ -95,10 +96,11 @@ CHOICES = {
         "density": (",density=0.5", ",density=0.7", "density"), "exact_layers": ",exact_layers=1", "page": ",page=8",
         "per_block": ",per_block", "seed": ("", ",seed=3", "policy_seed")},
     "strategy": {
-        "rank_by": ",rank_by=margin", "threshold": ",threshold=0.5", "quota": ",quota=linear",
+        "rank_by": ",rank_by=margin", "threshold": ",threshold=0.45", "quota": ",quota=linear",
         "density_sigma": ",density_sigma=2", "eb_threshold": ",eb_threshold=0.1", "factor": ",factor=2",
         "kl_threshold": ",kl_threshold=0.5", "kl_history": ",kl_history=3", "klass_choose": ",klass_choose=min_kl",
-        "threshold_back": ",threshold_back=0.5", "pc_lambda": ",pc_lambda=1", "pc_alpha": ",pc_alpha=1",
+        "threshold_back": ",threshold_back=0.5", "editing_threshold": ",editing_threshold=0.25",
+        "max_post_steps": ",max_post_steps=3", "pc_lambda": ",pc_lambda=1", "pc_alpha": ",pc_alpha=1",
         "frequencies": (",frequencies=@table", ",frequencies=@other_table", "frequencies_digest")},
     "cache": {
         "prompt_interval": ",prompt_interval=7", "answer_interval": ",answer_interval=7",
@@ -125,7 +127,8 @@ class EveryOption(CheckpointCase):
         cls.models = {"sdar": cls.model, "chat": chat, "target": write_target(cls.root / "target"),
                       "llada": write_family(cls.root / "llada", "llada"),
                       "fast": write_family(cls.root / "fast", "Fast_dLLM_Qwen"),
-                      "moe": write_family(cls.root / "moe", "sdar_moe")}
+                      "moe": write_family(cls.root / "moe", "sdar_moe"),
+                      "indel": write_family(cls.root / "indel", "llada2_moe", delete_token_id=1, split_token_id=2)}
         cls.files = {"draft": write_draft(cls.root / "draft", zlab_config(), draft_tensors()),
                      "other_draft": write_draft(cls.root / "other_draft", zlab_config(), draft_tensors(seed=2))}
         for name, seed in (("adapter", 1), ("other_adapter", 2)):

@@ -276,6 +276,28 @@ def test_text_html(traces):
         trace.text_html(0, values=[1.0])
 
 
+def test_changes_lead_from_frame_to_frame(traces):
+    trace = blockscope.open(traces["plain"])
+    steps = trace.changes(0)
+    assert len(steps) == trace.num_steps(0) == len(trace.deltas(0))
+    for t, step in enumerate(steps):
+        before, after = trace.frame(0, t).tokens, trace.frame(0, t + 1).tokens
+        assert step.position.tolist() == np.flatnonzero(before != after).tolist()
+        assert np.array_equal(step.before, before[step.position]) and np.array_equal(step.after, after[step.position])
+        assert step.of("decided").size == step.position.size and step.inserted == step.deleted == 0
+    with pytest.raises(blockscope.UsageError, match="expected one of decided, edited, taken back, moved"):
+        steps[0].of("changed")
+    block = next(trace.blocks(sequences=[0]))
+    assert [one.row for one in block.changes] == block.rows.tolist()
+
+
+def test_an_edit_is_underlined():
+    from blockscope.text_html import TextHtml
+
+    page = TextHtml([b"a", b"<"], np.array([1, 2]), [0.5, 0.6], ["", "replaced '<b>' at step 3"]).html
+    assert page.count("underline") == 1 and "replaced &#x27;&lt;b&gt;&#x27; at step 3" in page and "<b>" not in page
+
+
 def test_a_saved_result_is_the_commands(traces, tmp_path):
     import json
 

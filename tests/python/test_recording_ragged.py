@@ -57,8 +57,8 @@ def check_layer(file, row, slot, layer, history, changed, inputs, masked, larges
                            ("/query/query", now.q)):
         largest.check(name, check_padding(file[name][row, slot], (4, CANVAS, dim)), expected[0], 2e-5)
     for side in ("external", "internal"):
-        largest.check(f"/attention/lse_{side}", file[f"/attention/lse_{side}"][row, slot], getattr(now, f"lse_{side}")[0],
-                      2e-5)
+        largest.check(f"/attention/lse_{side}", file[f"/attention/lse_{side}"][row, slot],
+                      getattr(now, f"lse_{side}")[0], 2e-5)
     values = reference.summary(history, changed, inputs, None, masked)
     for name in ("similarity_external", "similarity_internal", "external_mass", "query_gap", "query_block_gap"):
         got = file["/summary/" + name][row, slot]
@@ -66,7 +66,8 @@ def check_layer(file, row, slot, layer, history, changed, inputs, masked, larges
     for name in ("reuse_error", "kept_pair"):
         largest.check("/summary/" + name, file["/summary/" + name][row, :, slot], values[name][:, 0], 2e-4)
     index, probability, union = now.sets(K)
-    largest.check("/sets/probability", check_padding(file["/sets/probability"][row, slot], (kv, K)), probability[0], 2e-5)
+    got = check_padding(file["/sets/probability"][row, slot], (kv, K))
+    largest.check("/sets/probability", got, probability[0], 2e-5)
     got = check_padding(file["/sets/topk"][row, slot], (kv, K))
     for a, b, p in zip(got, index[0], probability[0]):
         if not (np.abs(np.diff(p)) < 1e-6).any():
@@ -126,7 +127,8 @@ def test_frames_hold_noise_until_the_sampler_accepts(tmp_path):
         for t, one in enumerate(passes):
             frame = trace.frame(sequence, t)
             block = slice(one.block_start - prompt, one.block_start - prompt + CANVAS)
-            assert frame.tokens[block].tolist() == one.tokens[sequence][one.block_start:one.block_start + CANVAS].tolist()
+            canvas = one.tokens[sequence][one.block_start:one.block_start + CANVAS]
+            assert frame.tokens[block].tolist() == canvas.tolist()
             assert frame.undecided[block].tolist() == one.noise[sequence].tolist()
             assert (frame.confidence[block] == -np.inf).tolist() == one.noise[sequence].tolist()
             assert not frame.undecided[:block.start].any()  # finished canvases
@@ -193,6 +195,48 @@ def test_chosen_heads(tmp_path, heads, kv_heads):
             assert np.allclose(part[path][rows], whole[path][rows][:, :, kv_heads], atol=1e-5, equal_nan=True)
 
 
+def test_full(tmp_path):
+    """The encoder's layers store the keys that the decoder's layers read. The reader finds those of a layer's
+    window."""
+    path = tmp_path / "run.h5"
+    sees, _ = record(path, ragged(), level="full")
+    trace = blockscope.open(path)
+    with h5py.File(path) as file:
+        rows, kinds = rows_of(file), file["/steps/kind"][:rows_of(file)]
+        ends, positions = file["/prefix/end"][:rows], file["/prefix/position"][:]
+        assert positions[:ends[-1]].tolist() == list(range(10 + 2 * CANVAS))
+        compared = 0
+        for row in np.flatnonzero(kinds == 1):
+            one, context = sees.passes[row], int(file["/steps/context_length"][row])
+            for layer in range(3):
+                first = max(0, context - (WINDOWS[layer] - 1)) if WINDOWS[layer] else 0
+                own = (slice(KV_HEADS[layer]), slice(None), slice(CHANNELS[layer]))
+                q, k, v = (x[0] for x in one.calls[layer])
+                for name, values in (("key", k), ("value", v)):
+                    values = values[::len(values) // KV_HEADS[layer]]
+                    stored = file["/prefix/" + name][first:context, layer][:, own[0], own[2]]
+                    assert np.allclose(stored.transpose(1, 0, 2), values[:, :-CANVAS], atol=1e-5)
+                    assert np.allclose(file["/kv/" + name][row, layer][own], values[:, -CANVAS:], atol=1e-5)
+                    assert np.isnan(file["/prefix/" + name][first:context, layer][:, KV_HEADS[layer]:]).all()
+                compared += 1
+        assert compared == 45
+        for layer in range(3):  # the C++ reader's own attention, from queries and keys
+            for head in range(4):
+                weights = trace.attention_map(sequence=0, step=2, layer=layer, head=head, block=1)["attention"]
+                row = np.flatnonzero((file["/steps/block"][:rows] == 1) & (file["/steps/step"][:rows] == 2)
+                                     & (kinds == 1))[0]
+                q, k, _ = (x[0] for x in sees.passes[row].calls[layer])
+                scores = q[head] @ k[head * len(k) // 4].T
+                expected = np.exp(scores - scores.max(-1, keepdims=True))
+                expected /= expected.sum(-1, keepdims=True)
+                assert np.allclose(weights.values, expected, atol=1e-5)
+                context = int(file["/steps/context_length"][row])
+                first = max(0, context - (WINDOWS[layer] - 1)) if WINDOWS[layer] else 0
+                assert weights["key"].values.tolist() == list(range(first, context + CANVAS))
+    for name in ("drift", "heads", "similarity_states", "sinks"):
+        assert trace.analyze(name).arrays()
+
+
 def test_what_reads_it(tmp_path):
     record(tmp_path / "run.h5", ragged())
     trace = blockscope.open(tmp_path / "run.h5")
@@ -209,3 +253,44 @@ def test_what_reads_it(tmp_path):
         assert trace.analyze(name).arrays()
     assert np.isfinite(trace.analyze("similarity")["similarity_external"].values).all()
     assert trace.calibrate(gamma=0.5).reuse.shape[-2:] == (3, 4)
+
+
+def test_gemma_4_token_by_token(tmp_path):
+    """The same layers under causal attention: a query sees the newest W - 1 keys before it, and itself."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    torch.manual_seed(3)
+    config = Gemma4TextConfig(
+        vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, sliding_window=6,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"], hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0, pad_token_id=0, eos_token_id=1, bos_token_id=2, initializer_range=0.3,
+        attention_k_eq_v=True)
+    model = Gemma4ForCausalLM._from_config(config, attn_implementation="sdpa").float().eval()
+    prompt = torch.tensor([[5 * i % 90 + 3 for i in range(10)]])
+    seen = []
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(q, k, v, *args, **kwargs):
+        seen.append((q.double(), k.double()))
+        return own(q, k, v, *args, **kwargs)
+
+    with blockscope.record(model, tmp_path / "run.h5", level="full", array_type="f32", set_size=3) as run:
+        torch.nn.functional.scaled_dot_product_attention = attend
+        try:
+            ids = model.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+        finally:
+            torch.nn.functional.scaled_dot_product_attention = own
+        run.end_sequence(ids)
+    trace = blockscope.open(tmp_path / "run.h5")
+    assert not trace.noise_canvas and trace.model["layer_window"] == [6, 6, 0]
+    assert trace.model["layer_kv_heads"] == KV_HEADS and trace.model["layer_head_dim"] == CHANNELS
+    position = 13  # the input of the last denoising row but one
+    for layer in range(3):
+        q, k = seen[3 * (position - 9) + layer]
+        k = k[0, ::k.shape[1] // KV_HEADS[layer]]
+        found = trace.attention_map(sequence=0, step=1, block=position, layer=layer, head=3)["attention"]
+        first = position - 5 if layer < 2 else 0
+        assert found["key"].values.tolist() == list(range(first, position + 1))
+        scores = q.reshape(4, -1)[3:] @ k[-1].T  # transformers may pass the heads of a group as queries
+        assert np.allclose(found.values, scores[:, -(position + 1 - first):].softmax(-1).numpy(), atol=1e-5)

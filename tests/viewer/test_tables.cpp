@@ -54,7 +54,8 @@ TEST(Tables, TrajectoryHoldsEveryDecision) {
   ASSERT_EQ(data.state, DataState::ready) << data.message;
   const CsvTable table = trajectory_table(*data.value);
   EXPECT_EQ(table.rows(), data.value->cells.size());
-  EXPECT_THAT(table.text(), StartsWith("position,step,block,step in block,token,confidence\n"));
+  EXPECT_THAT(table.text(),
+              StartsWith("position,step,block,step in block,token,confidence,change,before\n"));
   EXPECT_THAT(export_name(model, "heads", "csv"), StartsWith("trace_schema_1-heads-sequence"));
   EXPECT_THAT(export_name(model, "heads", "csv"), HasSubstr("-layer"));
 }

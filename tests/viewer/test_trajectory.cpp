@@ -75,6 +75,52 @@ TEST(Trajectory, ShowsWhatPrefillsAndCommitsTellAfterTheStepBeforeThem) {
   EXPECT_FALSE(trajectory->shown(3, -1));
 }
 
+TEST(Trajectory, ShowsWhatAnEditReplacedAndWhatADeletionMoved) {
+  const fixture::TempDir folder;
+  const TraceMeta meta = fixture::small_meta(RecordLevel::trajectory, ArrayType::bf16);
+  {
+    TraceWriter writer(folder.file("edits.h5"), meta);
+    writer.begin_sequence(fixture::sequence_start(0, 1));
+    const auto step = [&](std::int64_t index, FrameDelta delta) {
+      TraceRow row = fixture::denoise_row(meta, 0, index, 0, index);
+      row.delta = std::move(delta);
+      writer.append_row(std::move(row));
+    };
+    step(0, make_transfer({0, 1, 2}, {1, 2, 3}, {.5F, .5F, .5F}));
+    step(1, make_transfer({1}, {4}, {.9F}));
+    FrameDelta deletion;
+    SequenceDelta& row = deletion.rows.front();
+    row.insert_index = {4};
+    row.insert_src_index = {0};
+    row.decoded_tokens = {meta.mask_token_id};
+    row.confidence = {kUntouchedConfidence};
+    row.insert_step = {kUndecodedStep};
+    row.delete_index = {0};
+    step(2, deletion);
+    writer.end_sequence(0, {FinishReason::length, "", 0.0F});
+    writer.finish();
+  }
+  const TraceReader trace(folder.file("edits.h5"));
+  JobControl control;
+  const auto trajectory = read_trajectory(trace, 0, control);
+  const auto shown = [&](std::int64_t position, std::int32_t t) -> const Trajectory::Cell* {
+    const auto index = trajectory->shown(position, t);
+    return index ? &trajectory->cells[static_cast<std::size_t>(*index)] : nullptr;
+  };
+  ASSERT_NE(shown(1, 1), nullptr);
+  EXPECT_EQ(shown(1, 1)->kind, ChangeKind::edited);
+  EXPECT_EQ(shown(1, 1)->before, shown(1, 0)->text);
+  EXPECT_EQ(shown(1, 1)->confidence, .9F);
+  ASSERT_NE(shown(0, 2), nullptr);
+  EXPECT_EQ(shown(0, 2)->kind, ChangeKind::moved);
+  EXPECT_EQ(shown(0, 2)->text, shown(1, 1)->text);
+  EXPECT_EQ(shown(2, 2), nullptr);  // position 2's token moved to 1
+  EXPECT_EQ(trajectory->rows[2].deleted, 1);
+  EXPECT_EQ(trajectory->rows[2].inserted, 0);
+  const std::string csv = trajectory_table(*trajectory).text();
+  EXPECT_NE(csv.find(",edited,"), std::string::npos) << csv;
+}
+
 std::shared_ptr<const Trajectory> trajectory_of_tokens(const std::vector<std::int64_t>& tokens) {
   const fixture::TempDir folder;
   const TraceReader trace(end_of_text_trace(folder.file("t.h5"), tokens));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "decode_record/base/error.h"
 #include "decode_record/read/end_of_text.h"
@@ -18,7 +19,7 @@ bool only_ends(const Trajectory& trajectory, std::int64_t position) {
   for (const std::int32_t index :
        trajectory.cells_of_position[static_cast<std::size_t>(position)]) {
     const Trajectory::Cell& cell = trajectory.cells[static_cast<std::size_t>(index)];
-    if (cell.taken_back) continue;
+    if (cell.masked) continue;
     if (!cell.end_of_text) return false;
     any = true;
   }
@@ -43,11 +44,39 @@ void arrange_columns(Trajectory& trajectory) {
   }
 }
 
+/// Adds what a row did to the answer's tokens. `end`: the answer's position after the row's block.
+void add_changes(const TraceReader& trace, std::int64_t row, const SequenceDelta& delta,
+                 std::vector<std::int64_t>& tokens, std::int64_t end, std::int32_t t,
+                 const EndOfText& ends, Trajectory& result) {
+  for (const std::int64_t position : delta.transfer_index) {
+    if (position >= 0) continue;
+    throw CorruptTrace(fmt::format("{}: row {}: expected positions of at least 0, got {}",
+                                   trace.info().path, row, position));
+  }
+  const std::int64_t mask = trace.info().meta.mask_token_id;
+  const StepChanges step = follow_delta(tokens, 0, delta, mask, end);
+  for (const TokenChange& change : step.changes) {
+    const bool masked = change.after == mask;
+    if (change.position >= result.gen_length) continue;  // an insertion made the answer longer
+    const std::string before =
+        change.before == mask ? "" : readable_piece(token_bytes(trace, change.before));
+    result.cells_of_position[static_cast<std::size_t>(change.position)].push_back(
+        static_cast<std::int32_t>(result.cells.size()));
+    result.cells.push_back(
+        {t, static_cast<std::int32_t>(change.position), change.confidence,
+         masked ? std::string() : readable_piece(token_bytes(trace, change.after)),
+         ends.contains(change.after), change.kind, masked, before});
+  }
+  if (result.rows.empty()) return;
+  result.rows.back().inserted += static_cast<std::int32_t>(step.inserted);
+  result.rows.back().deleted += static_cast<std::int32_t>(step.deleted);
+}
+
 }  // namespace
 
 std::size_t Trajectory::bytes() const {
   std::size_t sum = sizeof(*this) + prompt.size() + rows.size() * sizeof(Row);
-  for (const Cell& cell : cells) sum += sizeof(cell) + cell.text.size();
+  for (const Cell& cell : cells) sum += sizeof(cell) + cell.text.size() + cell.before.size();
   return sum + cells_of_position.size() * 32 + columns.size() * sizeof(Column);
 }
 
@@ -58,7 +87,7 @@ std::optional<std::int32_t> Trajectory::shown(std::int64_t position, std::int32_
     if (cells[static_cast<std::size_t>(index)].step > t) break;
     found = index;
   }
-  if (found && cells[static_cast<std::size_t>(*found)].taken_back) return {};
+  if (found && cells[static_cast<std::size_t>(*found)].masked) return {};
   return found;
 }
 
@@ -107,6 +136,9 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
   const auto prompt_length = static_cast<std::int32_t>(info.prompt.size());
   const std::vector<std::int64_t> rows = trace.rows_of(sequence);
   const EndOfText ends(trace);
+  const TraceMeta& meta = trace.info().meta;
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(result->gen_length),
+                                   meta.mask_token_id);
   StepColumns steps;  // of rows around this one: a call takes as long for many as for one
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i % 64 == 0) control.report(static_cast<double>(i), static_cast<double>(rows.size()));
@@ -123,24 +155,9 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
     }
     // Tokens decided by a prefill or a commit (sub-blocks, drafts) belong to the step before it.
     const auto t = static_cast<std::int32_t>(std::max<std::size_t>(result->rows.size(), 1) - 1);
+    const std::int64_t end = steps.block_start[at] - prompt_length + meta.block_length;
     for (const SequenceDelta& delta : trace.delta(rows[i]).rows) {
-      for (std::size_t k = 0; k < delta.transfer_index.size(); ++k) {
-        const std::int64_t position = delta.transfer_index[k];
-        if (position >= result->gen_length) continue;  // the last block may go past the end
-        if (position < 0) {
-          throw CorruptTrace(fmt::format("{}: row {}: expected positions of at least 0, got {}",
-                                         trace.info().path, rows[i], position));
-        }
-        const std::int64_t token = k < delta.decoded_tokens.size() ? delta.decoded_tokens[k] : -1;
-        result->cells_of_position[static_cast<std::size_t>(position)].push_back(
-            static_cast<std::int32_t>(result->cells.size()));
-        result->cells.push_back(
-            {t, static_cast<std::int32_t>(position),
-             k < delta.confidence.size() ? delta.confidence[k] : 0.0F,
-             readable_piece(token_bytes(trace, token)),
-             !delta.transfer_step.empty() && delta.transfer_step[k] == kUndecodedStep,
-             ends.contains(token)});
-      }
+      add_changes(trace, rows[i], delta, tokens, end, t, ends, *result);
     }
   }
   arrange_columns(*result);
@@ -166,12 +183,16 @@ CsvTable trajectory_table(const Trajectory& trajectory) {
     }
     return table;
   }
-  CsvTable table({"position", "step", "block", "step in block", "token", "confidence"});
+  constexpr std::array kKinds{"decided", "edited", "taken back", "moved"};
+  CsvTable table(
+      {"position", "step", "block", "step in block", "token", "confidence", "change", "before"});
   for (const Trajectory::Cell& cell : trajectory.cells) {
     if (cell.step < 0 || cell.step >= std::ssize(trajectory.rows)) continue;
     const Trajectory::Row& row = trajectory.rows[static_cast<std::size_t>(cell.step)];
     table.add({std::int64_t{cell.position}, std::int64_t{cell.step}, std::int64_t{row.block},
-               std::int64_t{row.step_in_block}, cell.text, double{cell.confidence}});
+               std::int64_t{row.step_in_block}, cell.masked ? std::string() : cell.text,
+               double{cell.confidence}, kKinds.at(static_cast<std::size_t>(cell.kind)),
+               cell.before});
   }
   return table;
 }

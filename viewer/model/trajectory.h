@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "decode_record/frames/token_changes.h"
 #include "viewer/model/csv_table.h"
 #include "viewer/model/view_model.h"
 
@@ -19,8 +20,10 @@ struct Trajectory : Payload {
     std::int32_t position = 0;  ///< after the prompt
     float confidence = 0.0F;
     std::string text;  ///< the token's piece, readable; "#id" when the trace has no vocabulary
-    bool taken_back = false;   ///< masked again from this step on
     bool end_of_text = false;  ///< a stop token, or another token that ends a text
+    ChangeKind kind = ChangeKind::decided;
+    bool masked = false;  ///< a mask from this step on
+    std::string before;   ///< the token that was replaced or taken back; empty: a mask
   };
   struct Row {
     std::int64_t row = 0;
@@ -28,6 +31,8 @@ struct Trajectory : Payload {
     std::int32_t step_in_block = 0;
     std::int32_t first_position = 0;  ///< start of the block after the prompt; may be negative
     float timestep = 0.0F;            ///< of a continuous model
+    std::int32_t inserted = 0;        ///< positions (StepChanges)
+    std::int32_t deleted = 0;
   };
   /// A column of the picture: one position, or a run of positions that never hold anything but
   /// end-of-text tokens. A run ends with its block.
@@ -60,7 +65,7 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
 /// Trajectory of the selected sequence.
 Data<Trajectory> request_trajectory(ViewModel& model);
 
-/// position, step, block, step in block, token, confidence: every decision.
+/// position, step, block, step in block, token, confidence, change, before: every change.
 CsvTable trajectory_table(const Trajectory& trajectory);
 
 }  // namespace blockscope

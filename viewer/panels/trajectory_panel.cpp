@@ -1,11 +1,13 @@
 // The Trajectory panel: positions x steps. At the step that set it, a token is coloured by its
 // confidence. At later steps it is pale. Masks are dots. A run of end-of-text tokens is one cell.
+// A token that another one replaced has a frame at that step, a moved one an underline.
 #include <fmt/format.h>
 #include <imgui.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "decode_record/base/text.h"
 #include "decode_record/read/end_of_text.h"
 #include "viewer/model/trajectory.h"
 #include "viewer/panels/panels.h"
@@ -145,6 +147,11 @@ void draw_grid_cell(const PanelContext& context, const TrajectoryGrid& grid,
     draw->AddRectFilled(low, high, back, 2.0F);
     colour = readable_on(back);
   }
+  if (state.now > 0 && state.first->kind == ChangeKind::edited) {
+    draw->AddRect(low, high, ImGui::GetColorU32(ImGuiCol_PlotHistogram), 2.0F, 0, 2.0F);
+  } else if (state.now > 0 && state.first->kind == ChangeKind::moved) {
+    draw->AddLine(ImVec2(low.x, high.y), high, ImGui::GetColorU32(ImGuiCol_PlotLines), 2.0F);
+  }
   const std::string text = state.decided > 1
                                ? end_of_text_mark(static_cast<std::size_t>(state.decided))
                                : state.first->text;
@@ -184,12 +191,38 @@ void draw_grid(PanelContext& context, const TrajectoryGrid& grid) {
   }
 }
 
+/// What this step replaced at a position.
+std::string edit_text(const Trajectory& trajectory, std::int64_t position, std::int32_t row) {
+  const auto& cells = trajectory.cells_of_position[static_cast<std::size_t>(position)];
+  for (const std::int32_t index : cells) {
+    const Trajectory::Cell& cell = trajectory.cells[static_cast<std::size_t>(index)];
+    if (cell.step != row || cell.kind == ChangeKind::decided) continue;
+    const std::string was = cell.before.empty() ? "a mask" : fmt::format("\"{}\"", cell.before);
+    switch (cell.kind) {
+      case ChangeKind::edited:
+        return fmt::format("\nreplaced {}", was);
+      case ChangeKind::taken_back:
+        return fmt::format("\n{} was taken back", was);
+      default:
+        return fmt::format("\nmoved here; the position held {}", was);
+    }
+  }
+  return "";
+}
+
+std::string moves_text(const Trajectory::Row& row) {
+  if (row.inserted + row.deleted == 0) return "";
+  return fmt::format("\n{} inserted, {} deleted at this step", plural(row.inserted, "position"),
+                     plural(row.deleted, "position"));
+}
+
 void cell_tooltip(const Trajectory& trajectory, const Trajectory::Column& column,
                   std::int32_t row) {
   const Trajectory::Row& at = trajectory.rows[static_cast<std::size_t>(row)];
   const ColumnState state = state_of(trajectory, column, row);
   const std::string step =
-      fmt::format("block {}, step {} of the block", at.block, at.step_in_block);
+      fmt::format("block {}, step {} of the block{}", at.block, at.step_in_block, moves_text(at));
+  const std::string before = edit_text(trajectory, column.position, row);
   if (column.count > 1) {
     const std::string now =
         state.now == 0 ? ""
@@ -201,13 +234,13 @@ void cell_tooltip(const Trajectory& trajectory, const Trajectory::Column& column
                       static_cast<long long>(state.decided), static_cast<long long>(column.count),
                       now.c_str());
   } else if (state.first != nullptr) {
-    ImGui::SetTooltip("position %lld, %s\n\"%s\" set at step %d, confidence %.4f",
+    ImGui::SetTooltip("position %lld, %s\n\"%s\" set at step %d, confidence %.4f%s",
                       static_cast<long long>(column.position), step.c_str(),
                       state.first->text.c_str(), state.first->step,
-                      static_cast<double>(state.first->confidence));
+                      static_cast<double>(state.first->confidence), before.c_str());
   } else {
-    ImGui::SetTooltip("position %lld, %s\nmask", static_cast<long long>(column.position),
-                      step.c_str());
+    ImGui::SetTooltip("position %lld, %s\nmask%s", static_cast<long long>(column.position),
+                      step.c_str(), before.c_str());
   }
 }
 

@@ -51,6 +51,7 @@ def record(
     interventions: Any = None,
     maps: Any = None,
     regions: Any = None,
+    router: bool = False,
     rows: Iterable[int] | int | None = None,
     tokens_per_frame: int | None = None,
     sinks: int | None = None,
@@ -115,6 +116,8 @@ def record(
         of ``positions`` (``"4-99"``, or numbers), ``token`` (an id), ``text`` and ``between`` (two texts). Texts need
         ``tokenizer``. Every prompt must fit every rule. The roles of a chat are not found: the loop passes token ids,
         which don't show the messages.
+    router: also the experts that routers choose, and their weights (``/router``). A router is a module of a layer with
+        a name that ends with "router" or "gate". It returns the chosen experts and their weights, as in transformers.
     rows, tokens_per_frame, sinks, context_noise, pair_steps: for a continuous model, which is called with a latent and
         a timestep instead of token ids (video). Its block is a chunk of frames of ``block_length`` tokens.
         docs/python.md has a section about it. rows: the rows of a block in the trace's arrays, as a list or as a number
@@ -151,6 +154,7 @@ def record(
     video = video_of(
         model, tokenizer, mask_token_id, block_length, rows, tokens_per_frame, sinks, context_noise, pair_steps,
         refused={"level": level if level in ("sets", "full") else None, "gen_length": gen_length, "maps": maps,
+                 "router": router or None,
                  "interventions": interventions, "regions": regions, "logit_shift": logit_shift, "heads": heads,
                  "attention": None if attention == "observe" else attention,
                  "ranks": None if ranks == "sequences" else ranks})
@@ -159,7 +163,7 @@ def record(
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
         batch_rows=batch_rows, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type,
         compiled=compiled, attention=attention, interventions=read_interventions(interventions), maps=maps,
-        regions=read_regions(regions, tokenizer), ranks=ranks, canvas=canvas, video=video)
+        regions=read_regions(regions, tokenizer), ranks=ranks, canvas=canvas, video=video, router=router)
     if ranks == "sequences":
         path = path_of_rank(path, group)
     return Recorder(model, os.fsencode(path), settings, Ranks(model, ranks, group, rank_timeout),

@@ -19,13 +19,14 @@ class Acceptance:
     def __init__(self, model: Any, settings: Settings) -> None:
         self._model = model if settings.canvas and hasattr(model, _PREPARE) else None
         self._sampler: Any = None
+        self._before: Any = None  # the model's own attribute, or that of another recording
         self._best: list[list[int] | None] = []  # of the last decoder pass, by sequence: [B] tokens
 
     def open(self) -> list[Any]:
         """-> handles with remove()."""
         if self._model is None:
             return []
-        own = getattr(self._model, _PREPARE)
+        own, self._before = getattr(self._model, _PREPARE), self._model.__dict__.get(_PREPARE)
 
         def prepare(*args: Any, **kwargs: Any) -> Any:
             self._sampler = own(*args, **kwargs)
@@ -35,7 +36,10 @@ class Acceptance:
         return [self]
 
     def remove(self) -> None:
-        self._model.__dict__.pop(_PREPARE, None)
+        if self._before is None:
+            self._model.__dict__.pop(_PREPARE, None)
+        else:
+            self._model.__dict__[_PREPARE] = self._before
         self._sampler = None
 
     def add_to(self, given: PassInput) -> PassInput:

@@ -17,6 +17,7 @@ from .heads import HeadChoice
 from .layer_maps import refuse_length
 from .model import HIDDEN_SIZE, VOCAB_SIZE, vocabulary_pieces
 from .passes import RunningPass
+from .routers import sizes_of
 from .settings import Settings, config_value
 from .shapes import LayerShape
 from .steps import Pass, Sequence
@@ -92,6 +93,7 @@ def meta_of(settings: Settings, layers: list[int], model: Any, tokenizer: Any, r
         "regions": settings.regions.names if settings.at_least("summary") and video is None else [],
         "has_set_norms": settings.set_size > 0, "has_interventions": bool(settings.interventions),
         "distance_bins": _core.distance_bins if settings.at_least("summary") and video is None else 0,
+        **(sizes_of(model, running.routed) if settings.router else {"experts_per_token": 0, "num_experts": 0}),
         **_of_maps(settings, running.passes[0], sequence, shape.heads),
         "model_json": json.dumps(resolved).encode(), "run_json": json.dumps(run).encode(),
         "pieces": vocabulary_pieces(tokenizer, vocab)}

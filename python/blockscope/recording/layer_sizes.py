@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UsageError
 from .model import NUM_HEADS
 from .settings import config_value
 
@@ -22,8 +23,12 @@ class LayerSizes:
     windows: tuple[int, ...]  # W: the newest W - 1 keys before a block are seen; 0: all
 
     @property
+    def of_one_shape(self) -> bool:
+        return len(set(zip(self.kv_heads, self.channels))) == 1
+
+    @property
     def alike(self) -> bool:
-        return len(set(zip(self.kv_heads, self.channels))) == 1 and not any(self.windows)
+        return self.of_one_shape and not any(self.windows)
 
     def read_by(self, heads: Sequence[int], num_heads: int, layers: Sequence[int]) -> list[int]:
         """The KV heads that these query heads read in any of these layers."""
@@ -60,3 +65,12 @@ def stack_padded(values: list[torch.Tensor]) -> torch.Tensor:
     for into, value in zip(stacked, values):
         into[tuple(slice(length) for length in value.shape)] = value
     return stacked
+
+
+def require_window(window: int, seen: int, context: int, where: str) -> None:
+    """Whether every query of a canvas sees the newest window - 1 of the `context` keys before it, as a trace says."""
+    expected = min(context, window - 1) if window else context
+    if seen != expected:
+        raise UsageError(f"{where}: sees {seen} keys before the canvas, expected {expected} of {context}"
+                         + (f", as its window of {window} says" if window else "")
+                         + ". HINT: generate(...) without cache_implementation=, whose caches keep others")

@@ -108,6 +108,16 @@ def encoder_and_decoder(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.
     return parts if "past_key_values" in reads and "encoder_hidden_states" not in reads else None
 
 
+def encoder_layers(model: torch.nn.Module, count: int) -> list[tuple[str, torch.nn.Module]]:
+    """The layers of the encoder of such a model, which store the keys that the decoder's layers of the same numbers
+    read; none where they can't be determined."""
+    parts = encoder_and_decoder(model)
+    names = {module: name for name, module in model.named_modules()}
+    lists = [] if parts is None else [module for module in parts[0].modules()
+                                      if isinstance(module, torch.nn.ModuleList) and len(module) == count]
+    return [(names[layer], layer) for layer in lists[0]] if len(lists) == 1 else []
+
+
 class Inputs:
     """A forward pass's arguments by name."""
 

@@ -21,7 +21,7 @@ from .cross_attention import watch_cross_attention
 from .entrances import Entrances
 from .geometry import Geometry
 from .interface import unwatch_interface, watch_interface
-from .model import NUM_LAYERS, Inputs, find_layers
+from .model import NUM_LAYERS, Inputs, encoder_layers, find_layers
 from .order import BatchOrder
 from .passes import RunningPass
 from .settings import Settings, config_value
@@ -141,7 +141,10 @@ class Observer:
         if self._settings.compiled == "eager":
             run_eagerly()
         self._hooks = self._entrances.open(self._before, self._after)
-        for index, (_, layer) in enumerate(self._layers if self._looks_inside else []):
+        looked_into = [self._layers] if self._looks_inside else []
+        if self._looks_inside and self._settings.canvas and self._settings.at_least("full"):
+            looked_into.append(encoder_layers(uncompiled(self._model), len(self._layers)))
+        for index, (_, layer) in ((index, layer) for layers in looked_into for index, layer in enumerate(layers)):
             self._hooks += [
                 layer.register_forward_pre_hook(self._layer_hook(index), with_kwargs=True),
                 layer.register_forward_hook(self._layer_end)]

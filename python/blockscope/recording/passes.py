@@ -23,6 +23,7 @@ from .large_blocks import attend
 from .layer_maps import LayerMap, layer_map
 from .patches import ModelSizes
 from .regions import KeyPlaces
+from .routers import Choice, by_weight
 from .settings import Settings
 from .shapes import LayerShape, LayerShapes, unpacked
 from .split import LayerAttention, Part, Sets, Spread, moved, split_attention
@@ -56,6 +57,7 @@ class RunningPass(SkippedCalls):
         self.layer = -1  # that runs now
         self.attention: dict[int, LayerAttention] = {}
         self.hidden: dict[int, torch.Tensor] = {}  # [S, B, hidden_size]
+        self.routed: dict[int, Choice] = {}  # by layer with experts
         self.stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [S, K, T, D] keys, values; level full
         self.stated: set[int] = set()  # layers whose attention the loop stated
         self.lost: dict[int, list[Lost]] = {}  # by layer, where attention that is spelled out was followed to
@@ -88,6 +90,15 @@ class RunningPass(SkippedCalls):
         rows = self._rows_of(hidden.shape[1], hidden.device, by_layer=False)
         # A copy, because later code may add to it in place.
         self.hidden[layer] = rows.blank(rows.of(hidden.detach(), 1).clone(), 1)
+        self.own_ns += time.perf_counter_ns() - begun
+
+    def take_routed(self, layer: int, expert: torch.Tensor, weight: torch.Tensor) -> None:
+        if self.geometry is None or not self.denoises:
+            return
+        begun = time.perf_counter_ns()
+        expert, weight = (self.given.own(x.reshape(self.given.batch, -1, x.shape[-1])) for x in (expert, weight))
+        rows = self._rows_of(expert.shape[1], expert.device, by_layer=False)
+        self.routed[layer] = by_weight(rows.of(expert, 1), rows.of(weight, 1), rows.there)
         self.own_ns += time.perf_counter_ns() - begun
 
     def take_attention(self, call: AttentionCall, name: str, shapes: LayerShapes, check: bool) -> None:
@@ -259,10 +270,11 @@ class RunningPass(SkippedCalls):
         """At the end of the pass: the values of layers on several devices (``device_map="auto"``) go to one of them,
         because the arrays of a row join the layers."""
         places = [*(one.query.device for one in self.attention.values()), *(x.device for x in self.hidden.values()),
-                  *(keys.device for keys, _ in self.stored.values())]
+                  *(keys.device for keys, _ in self.stored.values()),
+                  *(choice.expert.device for choice in self.routed.values())]
         if len(set(places)) > 1:
-            self.attention, self.hidden, self.stored = (moved(values, places[0]) for values in (
-                self.attention, self.hidden, self.stored))
+            self.attention, self.hidden, self.stored, self.routed = (moved(values, places[0]) for values in (
+                self.attention, self.hidden, self.stored, self.routed))
 
     def _nothing(self, like: LayerAttention) -> LayerAttention:
         def part(one: Part) -> Part:
@@ -369,15 +381,6 @@ class RunningPass(SkippedCalls):
         self.own_ns += time.perf_counter_ns() - begun
         return patched
 
-    def require_window(self, window: int, where: str) -> None:
-        """Whether every query of the canvas sees the newest window - 1 keys before it, as a trace says of the layer."""
-        seen, context = self.attention[self.layer].num_external, self.passes[0].context_length
-        expected = min(context, window - 1) if window else context
-        if seen != expected:
-            raise UsageError(f"{where}: sees {seen} keys before the canvas, expected {expected} of {context}"
-                             + (f", as its window of {window} says" if window else "")
-                             + ". HINT: generate(...) without cache_implementation=, whose caches keep others")
-
     def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:
         seen = self.attention if self.denoises else {*self.stored, *self.attention}
         missing = [index for index in recorded if index not in seen]
@@ -386,8 +389,7 @@ class RunningPass(SkippedCalls):
         named = ", ".join(layers[index][0] for index in missing[:3])
         named += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         if not self.denoises and not self.changing:
-            named += " in a pass that stores keys, which level full records (where an encoder stores them: " \
-                     "level=\"outputs\"),"
+            named += " in a pass that stores keys, which level full records,"
         raise UsageError(
             f"{model}: the attention of {named} can't be seen. {trail_ends(self.lost, missing, layers)}Looked for "
             f"{'; '.join(LOOKED_FOR)}. HINT: load the model with attn_implementation=\"sdpa\"; state what attends with "

@@ -17,13 +17,14 @@ from .canvases import Acceptance
 from .compiled import uncompiled
 from .continuous import batch_for
 from .interventions import Interventions
-from .layer_sizes import configured_sizes
+from .layer_sizes import configured_sizes, require_window
 from .model import HIDDEN_SIZE, NUM_HEADS, logits_of
 from .observer import Observer
 from .open_trace import OpenTrace, add_note
 from .order import BatchOrder
 from .passes import NO_GRADIENTS, RunningPass
 from .ranks import Ranks
+from .routers import watch_routers
 from .rows import RowWriter
 from .settings import Settings, config_value
 from .shapes import LayerShape, assumed_shape, configured_shape, with_sizes
@@ -54,8 +55,10 @@ class Recorder(Observer, OpenTrace):
         shown = self._recorded if settings.at_least("summary") else []
         self._looked_at = {*shown, *self._interventions.layers}
         self._configured = None if self._looks_inside else configured_shape(model)
-        self._sizes = configured_sizes(model, self._num_layers, settings.canvas) if ranks.count == 1 else None
-        if self._sizes is not None and self._sizes.alike:
+        # Windows of layers that are alike otherwise are only recorded of a canvas.
+        windows = settings.canvas or settings.autoregressive
+        self._sizes = configured_sizes(model, self._num_layers, windows) if ranks.count == 1 else None
+        if self._sizes is not None and (self._sizes.alike or not settings.canvas and self._sizes.of_one_shape):
             self._sizes = None
         if self._sizes is not None and settings.heads is not None and heads is not None:
             self._shapes.recorded_kv = self._sizes.read_by(settings.heads, heads, self._recorded)
@@ -86,6 +89,14 @@ class Recorder(Observer, OpenTrace):
         self._interventions.open(config_value(uncompiled(self._model), *HIDDEN_SIZE))
         self._open_hooks()
         self._hooks += self._acceptance.open()
+        if self._settings.router:
+            self._hooks += watch_routers([(index, self._layers[index][1]) for index in self._recorded],
+                                         self._take_routed)
+
+    def _take_routed(self, layer: int, expert: torch.Tensor, weight: torch.Tensor) -> None:
+        if self._running is not None and not self._idle():
+            with torch.no_grad():
+                self._running.take_routed(layer, expert, weight)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._close_hooks()
@@ -212,7 +223,8 @@ class Recorder(Observer, OpenTrace):
             if running.denoises or running.layer in running.changing:
                 running.take_attention(call, name, self._shapes, check)
                 if self._settings.canvas and self._sizes is not None and running.layer in running.attention:
-                    running.require_window(self._sizes.windows[running.layer], name)
+                    require_window(self._sizes.windows[running.layer], running.attention[running.layer].num_external,
+                                   running.passes[0].context_length, name)
                 self._checked.add(running.layer)
             else:
                 running.take_keys(call, name, self._shapes, self._batch.sequences[0].canvas)

@@ -12,7 +12,7 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
-from . import large_blocks
+from . import large_blocks, routers
 from .batch import Batch
 from .caches import valid_of, ranges_of
 from .continuous import seen_external
@@ -202,6 +202,9 @@ class RowWriter:
             none = torch.zeros(layers[0].query.shape[:2], dtype=torch.bool)
             changed = now.stacked(lambda layer: none if layer.intervened is None else layer.intervened)
             row.copies.add("/attention/intervened", changed, torch.uint8)
+        if self._settings.router and running.routed:
+            for path, (value, kind) in routers.arrays_of(running.routed, self._layers, slot).items():
+                row.copies.add(path, value, kind)
         maps = self._settings.maps
         if maps is not None and maps.takes(one):
             of_layers = [running.attention[index].map for index in maps.layers]

@@ -99,6 +99,7 @@ class Settings:
     ranks: str | None = None  # what the processes of a group share
     canvas: bool = False  # a decoder denoises a canvas without masks
     video: Video | None = None  # of a continuous model
+    router: bool = False  # record the routers' choices
     sources: dict[str, str] = field(default_factory=dict)  # sources of values that were not given
 
     @property
@@ -135,7 +136,8 @@ class Settings:
            heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None,
            batch_rows: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
            bidirectional: bool | None, compiled: str, attention: str, interventions: tuple[Intervention, ...],
-           maps: Any, regions: Regions, ranks: str | None, canvas: bool, video: Video | None = None) -> Settings:
+           maps: Any, regions: Regions, ranks: str | None, canvas: bool, video: Video | None = None,
+           router: bool = False) -> Settings:
         sources = {}
         if canvas and block_length is None:
             block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
@@ -176,6 +178,12 @@ class Settings:
                 raise UsageError("interventions: expected a model that is whole in one process, got "
                                  f"ranks=\"{ranks}\". HINT: leave interventions= out, or load the model in one process")
         _check_regions(regions, interventions, at_summary)
+        if router and not at_summary:
+            raise UsageError("router: does nothing without level=\"summary\" or above. HINT: add that, or leave "
+                             "router= out")
+        if router and ranks in ("heads", "layers"):
+            raise UsageError(f"router: expected a model that is whole in one process, got ranks=\"{ranks}\". HINT: "
+                             "leave router= out, or load the model in one process")
         if logit_shift not in (None, 0, 1):
             raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
         chosen = {"layers": indices("layers", layers, 0), "heads": indices("heads", heads, 0),
@@ -191,4 +199,4 @@ class Settings:
             else 0,
             set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
             interventions=interventions, maps=read_maps(maps, at_summary, **chosen),
-            regions=regions, ranks=ranks, canvas=canvas, video=video, sources=sources)
+            regions=regions, ranks=ranks, canvas=canvas, video=video, router=bool(router), sources=sources)

@@ -174,8 +174,9 @@ class LayerShapes:
             kinds = "; ".join(f"{_listed([names[layer] for layer in layers])}: {shape}"
                               for shape, layers in by_shape.items())
             most = max(by_shape.values(), key=len)
-            raise UsageError(f"layers of different shapes, and a trace has one: {kinds}. HINT: record one shape at a "
-                             f"time, such as record(..., layers={most})")
+            raise UsageError(f"layers of different shapes, which can't be one trace here: {kinds}. Expected the same "
+                             "query heads and scale, and KV heads and channels that the configuration tells for each "
+                             f"layer. HINT: one shape at a time, such as record(..., layers={most})")
         shape = next(iter(by_shape), None)
         if shape is not None and shape.value_channels != shape.channels:
             raise UsageError(f"{names[next(iter(self._known))]}: {shape}: values of other channels than the keys' "

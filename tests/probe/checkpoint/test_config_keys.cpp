@@ -1,157 +1,24 @@
 // Every key of a config.json is read, known to change nothing, or refused by name, in all families.
-// The key sets are those of published_keys files; the ones marked "transformers 5" are what its
-// save_pretrained writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/model_config.h"
 #include "tests/probe/checkpoint/checkpoint_fixture.h"
+#include "tests/probe/checkpoint/published_keys.h"
 
 namespace blockscope {
 namespace {
 
 using nlohmann::json;
 using test::checkpoint_error;
+using test::joined;
+using test::published_keys;
 using testing::AllOf;
 using testing::HasSubstr;
-
-json joined(json first, const json& second) {
-  first.update(second);
-  return first;
-}
-
-const json kQwen = json::parse(R"({"attention_dropout": 0.0, "bos_token_id": 151643,
-    "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
-    "intermediate_size": 6144, "max_position_embeddings": 32768, "max_window_layers": 28,
-    "num_attention_heads": 16, "num_hidden_layers": 4, "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": null,
-    "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
-    "use_cache": true, "use_sliding_window": false, "vocab_size": 152064})");
-const json kQwen3 =
-    joined(kQwen, {{"attention_bias", false}, {"head_dim", 128}, {"rope_scaling", nullptr}});
-const json kExperts = json::parse(R"({"decoder_sparse_step": 1, "mlp_only_layers": [],
-    "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts": 128,
-    "num_experts_per_tok": 8, "output_router_logits": false, "router_aux_loss_coef": 0.001})");
-const json kSdar = joined(kQwen3, json::parse(R"({"auto_map": {"AutoConfig": "c.C"},
-    "attn_implementation": "flex_attention", "debug": false, "block_size": 4,
-    "mask_token_id": 151669, "ep_size": 1, "fuse_cross_entropy": true, "micro_forward": false,
-    "skip_checkpoint": false, "use_deepep": false, "tie_word_embeddings": false})"));
-const json kFullAttention = {"full_attention", "full_attention", "full_attention",
-                             "full_attention"};
-// transformers 5
-const json kSaved = json::parse(R"({"dtype": "bfloat16", "torch_dtype": null, "rope_theta": null,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "pad_token_id": null})");
-
-/// name -> config.json
-const std::map<std::string, json>& published_keys() {
-  static const std::map<std::string, json> configs = {
-      {"SDAR-8B-Chat, TraDo",
-       joined(kSdar, {{"model_type", "sdar"}, {"architectures", {"SDARForCausalLM"}}})},
-      {"SDAR-30B-A3B-Chat",
-       joined(joined(kSdar, kExperts),
-              {{"model_type", "sdar_moe"}, {"architectures", {"SDARMoeForCausalLM"}}})},
-      {"Qwen2.5", joined(kQwen, {{"model_type", "qwen2"},
-                                 {"architectures", {"Qwen2ForCausalLM"}},
-                                 {"sliding_window", 131072},
-                                 {"use_mrope", false}})},
-      {"Qwen3", joined(kQwen3, {{"model_type", "qwen3"}, {"architectures", {"Qwen3ForCausalLM"}}})},
-      {"Qwen3, transformers 5",
-       joined(joined(kQwen3, kSaved), {{"model_type", "qwen3"},
-                                       {"architectures", {"Qwen3ForCausalLM"}},
-                                       {"layer_types", kFullAttention}})},
-      {"Qwen3-Coder-30B-A3B",
-       joined(joined(kQwen3, kExperts), {{"model_type", "qwen3_moe"},
-                                         {"architectures", {"Qwen3MoeForCausalLM"}},
-                                         {"qkv_bias", false},
-                                         {"use_qk_norm", true},
-                                         {"shared_expert_intermediate_size", 0}})},
-      {"Qwen3-30B-A3B, transformers 5",
-       joined(joined(joined(kQwen3, kExperts), kSaved), {{"model_type", "qwen3_moe"},
-                                                         {"architectures", {"Qwen3MoeForCausalLM"}},
-                                                         {"num_experts", nullptr},
-                                                         {"num_local_experts", 128}})},
-      {"Dream-v0-Instruct-7B", joined(kQwen, {{"model_type", "Dream"},
-                                              {"architectures", {"DreamModel"}},
-                                              {"auto_map", {{"AutoModel", "m.DreamModel"}}},
-                                              {"mask_token_id", 151666},
-                                              {"pad_token_id", 151643},
-                                              {"rope_scaling", nullptr},
-                                              {"use_mrope", false}})},
-      {"Fast_dLLM_v2_7B", joined(kQwen, {{"model_type", "Fast_dLLM_Qwen"},
-                                         {"architectures", {"Fast_dLLM_QwenForCausalLM"}},
-                                         {"auto_map", {{"AutoConfig", "configuration.C"}}},
-                                         {"bd_size", 32},
-                                         {"layer_types", kFullAttention},
-                                         {"rope_scaling", nullptr}})},
-      {"LLaDA-8B-Instruct, LLaDA-1.5", json::parse(R"({"activation_type": "silu", "alibi": false,
-          "alibi_bias_max": 8.0, "architectures": ["LLaDAModelLM"], "attention_dropout": 0.0,
-          "attention_layer_norm": false, "attention_layer_norm_with_affine": true,
-          "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig"},
-          "bias_for_layer_norm": false, "block_group_size": 1, "block_type": "llama",
-          "d_model": 4096, "embedding_dropout": 0.0, "embedding_size": 126464,
-          "eos_token_id": 126081, "flash_attention": false, "include_bias": false,
-          "include_qkv_bias": false, "init_cutoff_factor": null, "init_device": "meta",
-          "init_fn": "mitchell", "init_std": 0.02, "input_emb_norm": false,
-          "layer_norm_type": "rms", "layer_norm_with_affine": true, "mask_token_id": 126336,
-          "max_sequence_length": 4096, "mlp_hidden_size": 12288, "mlp_ratio": 4,
-          "model_type": "llada", "multi_query_attention": null, "n_heads": 32, "n_kv_heads": 32,
-          "n_layers": 32, "pad_token_id": 126081, "precision": "amp_bf16", "residual_dropout": 0.0,
-          "rms_norm_eps": 1e-05, "rope": true, "rope_full_precision": true,
-          "rope_theta": 500000.0, "scale_logits": false, "transformers_version": "4.46.3",
-          "use_cache": false, "vocab_size": 126464, "weight_tying": false})")},
-      {"LLaDA2.0-mini, LLaDA2.1-mini", json::parse(R"({"architectures": ["LLaDA2MoeModelLM"],
-          "attention_dropout": 0.0, "auto_map": {"AutoConfig": "c.C"}, "dtype": "bfloat16",
-          "embedding_dropout": 0.0, "eos_token_id": 156892, "first_k_dense_replace": 1,
-          "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
-          "intermediate_size": 5120, "max_position_embeddings": 32768, "max_window_layers": 20,
-          "model_type": "llada2_moe", "moe_intermediate_size": 512,
-          "moe_router_enable_expert_bias": true, "moe_shared_expert_intermediate_size": 512,
-          "mtp_loss_scaling_factor": 0, "n_group": 8, "norm_head": false, "norm_softmax": false,
-          "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 256,
-          "num_experts_per_tok": 8, "num_hidden_layers": 20, "num_key_value_heads": 4,
-          "num_nextn_predict_layers": 0, "num_shared_experts": 1, "output_dropout": 0.0,
-          "output_router_logits": false, "pad_token_id": 156892, "partial_rotary_factor": 0.5,
-          "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 600000, "rotary_dim": 64,
-          "routed_scaling_factor": 2.5, "router_dtype": "fp32", "score_function": "sigmoid",
-          "tie_word_embeddings": false, "topk_group": 4, "transformers_version": "4.57.1",
-          "use_bias": false, "use_cache": true, "use_qkv_bias": false, "use_rmsnorm": true,
-          "use_sliding_window": false, "using_split_qkv_in_self_attention": false,
-          "vocab_size": 157184})")},
-      {"Qwen3-8B-DFlash-b16",
-       joined(kQwen3, {{"model_type", "qwen3"},
-                       {"architectures", {"DFlashDraftModel"}},
-                       {"auto_map", {{"AutoModel", "dflash.DFlashDraftModel"}}},
-                       {"block_size", 16},
-                       {"dflash_config",
-                        {{"mask_token_id", 151669}, {"target_layer_ids", {1, 9, 17, 25, 33}}}},
-                       {"layer_types", kFullAttention},
-                       {"num_target_layers", 36}})},
-      {"a draft of speculators",
-       {{"architectures", {"DFlashSpeculator"}},
-        {"aux_hidden_state_layer_ids", {2, 18, 33}},
-        {"block_size", 8},
-        {"draft_vocab_size", 32000},
-        {"dtype", "bfloat16"},
-        {"has_no_defaults_at_init", false},
-        {"mask_token_id", 151669},
-        {"max_anchors", 3072},
-        {"model_type", "speculator_model"},
-        {"sample_from_anchor", false},
-        {"sliding_window_non_causal", false},
-        {"speculators_config", {{"algorithm", "dflash"}, {"verifier", {{"name_or_path", "t"}}}}},
-        {"speculators_model_type", "dflash"},
-        {"speculators_version", "0.5.0"},
-        {"target_hidden_size", 2048},
-        {"tie_word_embeddings", false},
-        {"transformer_layer_config",
-         joined(kQwen3, {{"model_type", "qwen3"}, {"layer_types", kFullAttention}})},
-        {"transformers_version", "4.57.1"}}},
-  };
-  return configs;
-}
 
 void parse_keys(const json& config) {
   parse_model_config({.folder = "/m", .config = config.dump()});
@@ -161,6 +28,18 @@ TEST(ConfigKeys, ThePublishedKeySetsAreTaken) {
   for (const auto& [name, config] : published_keys()) EXPECT_NO_THROW(parse_keys(config)) << name;
 }
 
+TEST(ConfigKeys, OnlyLlamaHasAThetaOfItsOwn) {
+  const ModelConfig config =
+      parse_model_config({.config = published_keys().at("Llama-2-7b").dump()});
+  EXPECT_EQ(config.rope.theta, 10000.0);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_THAT(checkpoint_error([&] {
+                parse_keys(joined(published_keys().at("Qwen3"), {{"rope_theta", nullptr}}));
+              }),
+              HasSubstr("key \"rope_theta\": expected a number"));
+}
+
+// LLaDA2 reads `expert_capacity`, together with a block_size that these files lack.
 TEST(ConfigKeys, AKeyThatNobodyReadsIsRefusedByNameInEveryFamily) {
   const std::vector<std::pair<std::string, json>> keys = {{"expert_capacity", 48},
                                                           {"capacity_factor", 1.25},
@@ -224,6 +103,76 @@ TEST(ConfigKeys, LayerTypesAreCounted) {
                 }),
                 HasSubstr("\"full_attention\" for every layer (4)"));
   }
+}
+
+TEST(ConfigKeys, AClassNameTellsStableDiffCoderFromLlama) {
+  const json config = published_keys().at("Stable-DiffCoder-8B-Instruct");
+  const ModelConfig parsed = parse_model_config({.config = config.dump()});
+  EXPECT_EQ(parsed.model_type, "stable_diffcoder");
+  EXPECT_FALSE(parsed.attention_causal);
+  EXPECT_EQ(require_mask_token_id(parsed), 5);
+  EXPECT_EQ(require_block_length(parsed), 4);
+  EXPECT_THAT(checkpoint_error([&] {
+                parse_keys(joined(config, {{"model_type", "qwen2"}}));
+              }),
+              HasSubstr("key \"model_type\": expected \"llama\", got \"qwen2\""));
+}
+
+TEST(ConfigKeys, AModelOfDllmNeedsItsBlockLength) {
+  const json config = published_keys().at("Qwen3-0.6B-diffusion-bd3lm, TIDE");
+  const ModelConfig parsed = parse_model_config({.config = config.dump()});
+  EXPECT_EQ(require_mask_token_id(parsed), 151669);
+  EXPECT_THAT(checkpoint_error([&] { require_block_length(parsed); }),
+              HasSubstr("HINT: pass --block-length"));
+}
+
+TEST(ConfigKeys, NemotronRunsTokenByToken) {
+  const json config = published_keys().at("Nemotron-Labs-Diffusion-3B-Base");
+  const ModelConfig parsed = parse_model_config({.config = config.dump()});
+  EXPECT_TRUE(parsed.attention_causal);
+  EXPECT_EQ(parsed.rope.query_scaling_beta, 0.1);
+  EXPECT_THROW(
+      parse_model_config({.config = config.dump()}, {.mask_token_id = 100, .block_length = 32}),
+      UsageError);
+  for (const auto& [key, value] : std::map<std::string, json>{{"attention_bias", true},
+                                                              {"mlp_bias", true},
+                                                              {"sliding_window", 4096},
+                                                              {"tie_word_embeddings", true},
+                                                              {"dlm_paradigm", "block_diff"}}) {
+    EXPECT_THAT(checkpoint_error([&] {
+                  parse_keys(joined(config, {{key, value}}));
+                }),
+                HasSubstr("key \"" + key + "\": expected"));
+  }
+  const auto with_rope = [&](const json& keys) {
+    json changed = config;
+    changed["rope_parameters"].update(keys);
+    return changed;
+  };
+  EXPECT_NO_THROW(parse_keys(with_rope({{"max_position_embeddings", 4096}})));
+  EXPECT_THAT(checkpoint_error([&] {
+                parse_keys(with_rope({{"max_position_embeddings", 1}}));
+              }),
+              HasSubstr("4096 as outside of it"));
+  EXPECT_THAT(checkpoint_error([&] {
+                parse_keys(with_rope({{"llama_4_scaling_beta", -1.0}}));
+              }),
+              HasSubstr("llama_4_scaling_beta"));
+  EXPECT_THAT(checkpoint_error([&] {
+                parse_keys(with_rope({{"original_max_position_embeddings", nullptr}}));
+              }),
+              HasSubstr("original_max_position_embeddings"));
+  json qwen = published_keys().at("Qwen3");
+  qwen["rope_scaling"] = config["rope_parameters"];
+  EXPECT_THAT(checkpoint_error([&] { parse_keys(qwen); }), HasSubstr("llama_4_scaling_beta"));
+}
+
+TEST(ConfigKeys, WeDlmIsRefusedWithItsReason) {
+  const json config =
+      joined(published_keys().at("Qwen3"),
+             {{"model_type", "wedlm"}, {"architectures", {"WeDLMForCausalLM"}}, {"qk_norm", true}});
+  EXPECT_THAT(checkpoint_error([&] { parse_keys(config); }),
+              AllOf(HasSubstr("got \"wedlm\""), HasSubstr("sliding window")));
 }
 
 TEST(ConfigKeys, KeysOfInnerObjectsFollowTheRule) {

@@ -138,6 +138,53 @@ TEST(Llada2Config, RefusesEveryOtherValueByItsKey) {
   }
 }
 
+/// The keys that LLaDA2.2-flash adds.
+json flash_2_2_json() {
+  json config = mini_json();
+  config.update(json{{"expert_capacity", 48},
+                     {"block_size", 32},
+                     {"delete_token_id", 156930},
+                     {"split_token_id", 156931},
+                     {"use_qk_norm", true},
+                     {"rope_theta", 3000000},
+                     {"max_position_embeddings", 131072}});
+  return config;
+}
+
+TEST(Llada2Config, ReadsBlockRoutingAndEditTokens) {
+  const ModelConfig config = parse_llada2(flash_2_2_json());
+  EXPECT_EQ(config.moe->expert_capacity, 48);
+  EXPECT_EQ(config.moe->routing_block, 32);
+  EXPECT_EQ(config.moe->num_groups, 1);  // the official code ignores n_group then
+  EXPECT_EQ(config.moe->kept_groups, 1);
+  EXPECT_EQ(config.delete_token_id, 156930);
+  EXPECT_EQ(config.split_token_id, 156931);
+  EXPECT_EQ(require_block_length(config), 32);
+  const json table = json::parse(resolved_json(config));
+  EXPECT_EQ(table.at("expert_capacity").at("value"), 48);
+  EXPECT_EQ(table.at("routing_block").at("source"), "config.json:block_size");
+  const ModelConfig without = parse_llada2(with_llada2("expert_capacity", 0));
+  EXPECT_EQ(without.moe->expert_capacity, 0);
+  EXPECT_EQ(without.moe->num_groups, 8);
+  EXPECT_EQ(without.delete_token_id, -1);
+}
+
+TEST(Llada2Config, RefusesBlockRoutingAndEditTokensThatCannotWork) {
+  const std::vector<std::pair<std::string, json>> refused = {
+      {"expert_capacity", 7},      {"expert_capacity", 257},   {"expert_capacity", "all"},
+      {"block_size", nullptr},     {"block_size", 0},          {"delete_token_id", nullptr},
+      {"split_token_id", nullptr}, {"split_token_id", 156930}, {"delete_token_id", 157184}};
+  for (const auto& [key, value] : refused) {
+    json config = flash_2_2_json();
+    if (value.is_null()) {
+      config.erase(key);
+    } else {
+      config[key] = value;
+    }
+    EXPECT_THAT(checkpoint_error([&] { parse_llada2(config); }), HasSubstr(key)) << key << value;
+  }
+}
+
 TEST(Llada2Config, RefusesTheStackedTrainingLayoutWithTheWayOut) {
   EXPECT_THAT(
       checkpoint_error([] { parse_llada2(with_llada2("model_type", "llada2_moe_veomni")); }),

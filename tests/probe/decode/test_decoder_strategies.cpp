@@ -305,12 +305,38 @@ TEST(DecoderReplay, IsRefusedWhenItDoesNotFitTheRequest) {
   EXPECT_TRUE(accepted({{1, 1, {6}, {3}, {.5F}}, {2, 1, {9, 8}, {3, 4}, {.5F, .5F}}}));
   EXPECT_FALSE(accepted({{1, 1, {5}, {3}, {.5F}}})) << "a prompt position";
   EXPECT_FALSE(accepted({{1, 1, {8}, {3}, {.5F}}})) << "a position of another block";
-  EXPECT_FALSE(accepted({{1, 1, {6}, {3}, {.5F}}, {1, 2, {6}, {4}, {.5F}}})) << "decided twice";
+  EXPECT_FALSE(accepted({{1, 1, {6, 6}, {3, 4}, {.5F, .5F}}})) << "decided twice in a step";
+  EXPECT_FALSE(accepted({{1, 1, {6}, {3}, {.5F}}, {1, 2, {6}, {3}, {.5F}}})) << "the same token";
   EXPECT_FALSE(accepted({{1, 1, {6}, {3}, {.5F}}, {3, 1, {12}, {4}, {.5F}}})) << "a block left out";
   EXPECT_FALSE(accepted({{4, 1, {16}, {3}, {.5F}}})) << "behind the end";
   EXPECT_FALSE(accepted({{2, 1, {8}, {3}, {.5F}}})) << "the first block left out";
   EXPECT_FALSE(accepted({{1, 1, {6}, {kTinyVocab}, {.5F}}})) << "no token of this model";
   EXPECT_FALSE(accepted({{1, 1, {6}, {-4}, {.5F}}})) << "no token at all";
+}
+
+TEST(DecoderReplay, TakesEditsInsertionsAndDeletionsOfTheBlockAlone) {
+  const ModelConfig config = tiny_config();
+  const auto refusal = [&](std::vector<ReplayStep> steps) {
+    DecodeRequest request = tiny_request(0, 6, 10);
+    request.replayed = true;
+    request.replay = std::move(steps);
+    try {
+      check_request(request, tiny_options(), config);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const ReplayStep first{1, 1, {6, 7}, {3, 4}, {.5F, .5F}};
+  EXPECT_EQ(refusal({first, {1, 2, {6}, {5}, {.5F}}}), "accepted");
+  EXPECT_EQ(refusal({first, {1, 2, {6}, {kTinyMask}, {.5F}}}), "accepted");
+  EXPECT_THAT(refusal({{1, 1, {6}, {kTinyMask}, {.5F}}}), HasSubstr("no token to take back"));
+  EXPECT_EQ(refusal({first, {1, 2, {}, {}, {}, {8}, {6}}}), "accepted");
+  EXPECT_EQ(refusal({first, {1, 2, {}, {}, {}, {6}, {8}}}), "accepted");
+  EXPECT_THAT(refusal({first, {1, 2, {}, {}, {}, {6}, {}}}), HasSubstr("as many positions"));
+  EXPECT_THAT(refusal({first, {1, 2, {}, {}, {}, {5}, {6}}}), HasSubstr("position 5"));
+  EXPECT_THAT(refusal({first, {1, 2, {}, {}, {}, {6}, {9}}}), HasSubstr("position 9"));
+  EXPECT_THAT(refusal({first, {1, 2, {}, {}, {}, {6, 7}, {8, 8}}}), HasSubstr("deleted twice"));
 }
 
 TEST(DecoderOptionsCheck, RefusesIdsOutsideTheVocabularyAndTheMaskAsStop) {

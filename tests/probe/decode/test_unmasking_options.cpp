@@ -72,6 +72,8 @@ TEST(StrategyTable, HasAnExampleASourceAndADefaultForEveryEntry) {
     EXPECT_EQ(read_strategy(entry.example).threshold,
               entry.name == "klass"                                       ? 0.9
               : entry.name == "wino"                                      ? 0.6
+              : entry.name == "joint_threshold"                           ? 0.7
+              : entry.name == "joint_threshold_indel"                     ? 0.5
               : entry.example.find(",threshold=0.9") != std::string::npos ? 0.9
                                                                           : 0.85)
         << entry.name;

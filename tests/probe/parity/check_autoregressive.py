@@ -1,4 +1,4 @@
-"""Plain Qwen2, Qwen3 and Qwen3-MoE run autoregressively: greedy tokens, their probabilities and the stop rule against
+"""Plain Llama, Qwen2, Qwen3, Qwen3-MoE and Nemotron run autoregressively: greedy tokens, their probabilities and the stop rule against
 transformers without a cache, one token at a time; batches of unequal prompts."""
 
 import json
@@ -63,6 +63,9 @@ def main():
         check(pathlib.Path(path), "qwen3-linear-tied", 4)
         check(pathlib.Path(path), "qwen2-g2", 3)
         check(pathlib.Path(path), "qwen3moe-8", None)
+        check(pathlib.Path(path), "llama31-g2", 2)
+        check(pathlib.Path(path), "llama2-mha", None)
+        check(pathlib.Path(path), "nemotron-scaled", None)
 
 
 if __name__ == "__main__":

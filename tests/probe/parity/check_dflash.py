@@ -37,6 +37,7 @@ CASES = [
     Case("z-lab, layers by default", Shape(vocab=5, seed=1)),
     Case("tied target, the last layer tapped", Shape(vocab=6, layers=4, tied=True, target_layers=(0, 3), block_size=6,
                                                      heads=6, kv_heads=3, seed=4)),
+    Case("a Llama 3.1 target", Shape(vocab=5, llama=True, seed=6), stop=True),
     Case("one draft layer", Shape(vocab=5, layers=7, draft_layers=1, block_size=9, kv_heads=1, seed=2),
          stop=True),
     Case("block of 2", Shape(vocab=5, block_size=2, draft_layers=3, layers=9, seed=29), stop=True),

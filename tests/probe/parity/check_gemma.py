@@ -2,6 +2,7 @@
 sampler's acceptance and its stop rule; the attention of every layer in float64 from the official queries, keys and
 values; then transformers' whole generate() with our draws, and a replay."""
 
+import json
 import pathlib
 import sys
 
@@ -9,6 +10,7 @@ import harness
 import numpy as np
 import torch
 from gemma_checkpoints import SPECS, OfficialCanvas, entropy_of, log_softmax, spec_of, temperature_of, write_checkpoint
+from safetensors.torch import save_file
 from trace_file import Trace
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import (EntropyBoundSampler,
                                                                             EntropyBoundSamplerConfig,
@@ -43,8 +45,9 @@ class Canvas:
             self.tokens[p], self.noise[p] = t, c == NOISE
         return position, token, confidence
 
-    def block(self, index):
-        return [self.tokens[p] for p in range(index * self.length, (index + 1) * self.length)]
+    def block(self, index, of=None):
+        of = self.tokens if of is None else of
+        return [of[p] for p in range(index * self.length, (index + 1) * self.length)]
 
 
 def own(array, heads, dim):
@@ -93,7 +96,8 @@ def compare_attention(trace, row, spec, official, n, canvas, worst):
         harness.require(np.abs(region.sum(-1) - 1).max() < 1e-4, "the weights of all regions are not 1")
         both = np.exp(np.stack([outer[1], inner[1]]) - np.logaddexp(outer[1], inner[1]))
         masks = region_names(trace).index("masks")
-        weights = np.exp(attention_math.scores_of(query, key[:, seen:], scale) - np.logaddexp(outer[1], inner[1])[..., None])
+        whole = np.logaddexp(outer[1], inner[1])
+        weights = np.exp(attention_math.scores_of(query, key[:, seen:], scale) - whole[..., None])
         worst.see("weight of noise", region[:, masks], weights[..., canvas].sum(-1).mean(-1), 1.0)
         worst.see("external mass", trace.rows("/summary/external_mass")[row, layer], both[0].mean(-1), 1.0)
 
@@ -120,7 +124,7 @@ def compare_sequence(trace, index, spec, model, worst):
             continue
         harness.require(n == length, f"{where}: N is {n}, expected {length}")
         tokens = canvas.block(block)
-        noise = [canvas.noise[block * size + i] for i in range(size)]
+        noise = canvas.block(block, canvas.noise)
         changed = 0 if last_input is None else sum(a != b for a, b in zip(tokens, last_input))
         harness.require(int(trace.rows("/steps/changed")[row]) == changed, f"{where}: M")
         harness.require(int(trace.rows("/steps/masks_left")[row]) == sum(noise), f"{where}: masks left")
@@ -128,7 +132,7 @@ def compare_sequence(trace, index, spec, model, worst):
         logits = official.step(tokens, before)
         heat = temperature_of(step, STEPS, T_MIN, T_MAX)
         before = (logits / heat).to(model.dtype)
-        probability = np.exp(log_softmax(before[0]))
+        probability = np.exp(log_softmax(logits[0]))  # confidences are of the undivided logits
         top = probability.argmax(-1)
         harness.require(trace.rows("/prediction/token")[row].tolist() == top.tolist(), f"{where}: best tokens")
         worst.see("confidence", trace.rows("/prediction/confidence")[row], probability.max(-1), 1.0)
@@ -137,19 +141,22 @@ def compare_sequence(trace, index, spec, model, worst):
         accepted = sampler.accepted_token_mask[0].numpy()
         entropy = np.sort(entropy_of(before[0]))
         smaller = np.cumsum(entropy) - entropy
-        harness.require(np.abs(smaller - 0.1).min() > FAR and np.diff(entropy).min() > 1e-6, f"{where}: a near-tie")
+        last = int(accepted.sum())  # the last one accepted and the first that is not
+        gap = 1.0 if last == size else entropy[last] - entropy[last - 1]
+        harness.require(np.abs(smaller - 0.1).min() > FAR and gap > FAR, f"{where}: a near-tie")
         ended = bool(stop(torch.tensor(top)[None], before)[0]) or step == STEPS
         position, token, confidence = canvas.take(row)
-        harness.require(position == list(range(block * size, (block + 1) * size)), f"{where}: positions {position}")
-        taken = np.array(confidence) != NOISE
+        after, taken = canvas.block(block), ~np.array(canvas.block(block, canvas.noise))
+        harness.require(position == sorted(position), f"{where}: positions {position}")
+        draws[-1]["drawn"].append(after)
         if ended:
-            harness.require(taken.all() and token == top.tolist(), f"{where}: the canvas does not end")
-            draws[-1]["drawn"].append(token)
+            harness.require(taken.all() and after == top.tolist(), f"{where}: the canvas does not end")
             continue
         harness.require((taken == accepted).all(), f"{where}: accepted {taken}, official {accepted}")
-        worst.see("confidence", np.array(confidence)[taken], probability[np.arange(size), token][taken], 1.0)
-        draws[-1]["drawn"].append(token)
-        draws[-1]["noise"].append(token)
+        told = [(p - block * size, t, c) for p, t, c in zip(position, token, confidence) if c != NOISE]
+        if told:
+            worst.see("confidence", [c for _, _, c in told], np.array([probability[p, t] for p, t, _ in told]), 1.0)
+        draws[-1]["noise"].append(after)
     return draws
 
 
@@ -161,9 +168,10 @@ def generate(model, prompt, draws, spec, canvases):
     EntropyBoundSampler.initialize_canvas = lambda *_args, **_kwargs: torch.tensor(next(noise))[None]
     torch.multinomial = lambda *_args, **_kwargs: torch.tensor(next(drawn))[:, None]
     try:
-        out = model.generate(torch.tensor(prompt)[None], max_new_tokens=canvases * spec["canvas"], max_denoising_steps=STEPS,
-                             t_min=T_MIN, t_max=T_MAX, stability_threshold=STABLE, confidence_threshold=0.005,
-                             sampler_config=EntropyBoundSamplerConfig(entropy_bound=0.1), eos_token_id=None, pad_token_id=None)
+        out = model.generate(
+            torch.tensor(prompt)[None], max_new_tokens=canvases * spec["canvas"], max_denoising_steps=STEPS,
+            t_min=T_MIN, t_max=T_MAX, stability_threshold=STABLE, confidence_threshold=0.005,
+            eos_token_id=None, pad_token_id=None, sampler_config=EntropyBoundSamplerConfig(entropy_bound=0.1))
     finally:
         EntropyBoundSampler.initialize_canvas, torch.multinomial = real_noise, real_draw
     return out.sequences[0, len(prompt):].tolist()
@@ -176,8 +184,9 @@ def check_spec(folder, name):
     prompts = [torch.randint(0, spec["vocab"], (n,), generator=generator).tolist() for n in LENGTHS]
     lines = folder / f"{name}.jsonl"
     lines.write_text("".join(f'{{"id": "p{i}", "input_ids": {ids}}}\n' for i, ids in enumerate(prompts)))
-    common = ("--prompts", lines, "--gen-length", 2 * spec["canvas"] + 1, "--denoising-steps", STEPS, "--no-stop", "--dtype",
-              "float32", "--threads", 1, "--record", "full", "--record-router", "--set-size", SET_SIZE, "--array-type", "f32")
+    common = ("--prompts", lines, "--gen-length", 2 * spec["canvas"] + 1, "--denoising-steps", STEPS, "--no-stop",
+              "--dtype", "float32", "--threads", 1, "--record", "full", "--record-router", "--set-size", SET_SIZE,
+              "--array-type", "f32")
     harness.run("capture", folder / name, *common, "--seed", 7 + spec["seed"], "-o", folder / f"{name}.h5")
     trace = Trace(folder / f"{name}.h5")
     worst = Worst()
@@ -191,14 +200,63 @@ def check_spec(folder, name):
         steps += sum(len(canvas["drawn"]) for canvas in draws)
         harness.require(len(draws) == 3, f"{name}: expected 3 canvases, got {len(draws)}")
     check_replay(folder, name, common, trace)
+    check_logits(folder, name, spec, model, prompts[1])
+    if name in ("gemma", "gemma-sure"):
+        check_policies(folder, name, (*common, "--seed", 3))
     print(f"{name:20} {rows} rows, {steps} steps of {3 * 3 * STEPS}; " +
           ", ".join(f"{what} {error:.1e}" for what, error in worst.items()))
     return steps
 
 
+def check_logits(folder, name, spec, model, prompt):
+    """`check` over a canvas's first step: within the tolerance, beyond it with one changed logit. Other masks are
+    refused."""
+    official = OfficialCanvas(model)
+    official.encode(prompt)
+    canvas = [(7 * i + 3) % spec["vocab"] for i in range(spec["canvas"])]
+    logits = official.step(canvas, None)[0].contiguous()
+    reference = folder / f"{name}.safetensors"
+
+    def check(values, mask, expect):
+        save_file({"input_ids": torch.tensor([*prompt, *canvas]), "logits": values}, reference,
+                  metadata={"mask": mask, "block_length": str(spec["canvas"])})
+        return harness.run("check", folder / name, "--reference", reference, "--dtype", "float32", "--tol", 1e-5,
+                           "--threads", 1, expect=expect)
+    check(logits, "canvas", 0)
+    changed = logits.clone()
+    changed[1, 2] += 1e-3 * float(logits.max() - logits.min())
+    harness.require("BEYOND" in check(changed, "canvas", 1), f"{name}: a changed logit is not found")
+    check(logits, "causal", 1)
+
+
+def check_policies(folder, name, common):
+    """A set of all keys decides as exact attention does, windows are read whole, and the reads are those of the
+    rules."""
+    runs = {}
+    for policy in ("exact", "mage,k=400", "mage,k=3", "flashblock,tau=9"):
+        path = folder / f"{name}-{policy}.h5"
+        harness.run("capture", folder / name, *common, "--policy", policy, "-o", path)
+        runs[policy] = Trace(path)
+    deltas = {policy: [trace.delta(row)[:2] for row in range(trace.num_rows)] for policy, trace in runs.items()}
+    harness.require(deltas["mage,k=400"] == deltas["exact"], f"{name}: all keys are not exact attention")
+    selected = runs["mage,k=3"].rows("/attention/selected")
+    kinds = np.array([kind == "f" for kind in spec_of(name)["kinds"]])
+    harness.require((selected[:, ~kinds] == -1).all(), f"{name}: keys of a window were chosen")
+    harness.require((selected[:, kinds] >= 0).any(), f"{name}: no keys of a global layer were chosen")
+    reused = runs["flashblock,tau=9"].rows("/attention/reused")
+    harness.require((reused == 1).any(), f"{name}: nothing was reused")
+    recording = common.index("--record")
+    for policy in ("mage,k=3", "flashblock,tau=9"):
+        out = folder / "verify.json"
+        harness.run("verify", folder / name, *common[:recording], "--policy", policy, "-o", out, "--force")
+        own = json.loads(out.read_text())["settings"][0]
+        harness.require(own["measured_equals_predicted"], f"{name}: {policy} reads other keys than its rule says")
+
+
 def check_replay(folder, name, common, trace):
     arguments = [a for a in common if a not in ("--prompts", common[1], "--gen-length", common[3], "--no-stop")]
-    harness.run("capture", folder / name, "--replay", folder / f"{name}.h5", *arguments, "-o", folder / f"{name}-again.h5")
+    harness.run("capture", folder / name, "--replay", folder / f"{name}.h5", *arguments, "-o",
+                folder / f"{name}-again.h5")
     again = Trace(folder / f"{name}-again.h5")
     for path in ("/steps/kind", "/steps/changed", "/steps/masks_left", "/prediction/token", "/prediction/confidence",
                  "/attention/external", "/sets/topk", "/router/expert", "/frames/delta_end"):

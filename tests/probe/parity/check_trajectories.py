@@ -87,6 +87,7 @@ CASES = [
     Case("RoPE scaling and grouped heads", "sdar-yarn", 4, [6, 33], strategies=ALL[1:3]),
     Case("a prompt of several prefill passes", "sdar-g4-bf16-sharded", 5, [1103, 7], batch=2,
          overrides={"positions": 2048}, strategies=ALL[2:3]),
+    Case("Stable-DiffCoder", "stable-diffcoder", 3, [6, 19, 33], strategies=ALL[1:]),
     Case("experts", "sdarmoe-16", 5, [6, 19, 40], strategies=ALL[1:4]),
     Case("experts in groups", "llada2-groups", 5, [6, 19, 40], strategies=ALL[1:4]),
     Case("Qwen2 with SDAR's masks", "qwen2-g2", 4, [5, 14], as_diffusion=4, strategies=ALL[1:2]),

@@ -1,9 +1,9 @@
 """Random-weight checkpoints in the Hugging Face layout, of many shapes, for the parity tests.
 
-Every spec is built as transformers' own Qwen2, Qwen3 or Qwen3-MoE model, or as llada2_model.py, with seeded
-weights that are far from the usual initialisation: large enough that attention and logits are not flat, norm
-weights not 1. The `sdar`, `sdar_moe`, `llada2_moe` and `Fast_dLLM_Qwen` ones are written with the config keys of the published
-checkpoints; the `qwen` ones with transformers' save_pretrained.
+Every spec is built as transformers' own Llama, Ministral3, Qwen2, Qwen3 or Qwen3-MoE model, or as llada2_model.py,
+with seeded weights that are far from the usual initialisation: large enough that attention and logits are not flat,
+norm weights not 1. transformers' save_pretrained writes the `llama` and `qwen` ones. The others are written with the
+config keys and tensor names of the published checkpoints.
 """
 
 import json
@@ -74,6 +74,25 @@ SPECS = {
                              dtype="bfloat16", block_length=8, std=0.35, seed=32),
     "v2-mha-sharded": dict(model_type="Fast_dLLM_Qwen", hidden=48, heads=3, kv_heads=3, head_dim=16, layers=3,
                            shards=3, block_length=32, std=0.35, seed=33),
+    "llama31-g2": dict(model_type="llama", theta=5e5, seed=41,
+                       rope=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                 original_max_position_embeddings=64)),
+    "llama-tied-bias-bf16": dict(model_type="llama", tied=True, bias=True, kv_heads=1, head_dim=16,
+                                 dtype="bfloat16", shards=2, seed=42),
+    "llama2-mha": dict(model_type="llama", kv_heads=4, head_dim=16, layers=3, seed=43),
+    "stable-diffcoder": dict(model_type="stable_diffcoder", head_dim=16, theta=5e5, seed=44),
+    "stable-diffcoder-mqa-bf16": dict(model_type="stable_diffcoder", kv_heads=1, head_dim=32, dtype="bfloat16",
+                                      shards=2, seed=45),
+    "a2d-qwen3-tied": dict(model_type="a2d-qwen3", tied=True, head_dim=16, block_length=8, seed=46),
+    "a2d-qwen2": dict(model_type="a2d-qwen2", head_dim=16, block_length=8, seed=47),
+    # Query scales of 1, 1.17, 1.27, ... from position 16, 32, ... on; the rope of the published 3B has factor 0.25.
+    "nemotron-scaled": dict(model_type="nemotron_labs_diffusion", positions=256, seed=48, rope=dict(
+        rope_type="yarn", factor=16.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+        mscale_all_dim=1.0, llama_4_scaling_beta=0.25)),
+    "nemotron-3b-rope-bf16": dict(model_type="nemotron_labs_diffusion", positions=64, kv_heads=1, dtype="bfloat16",
+                                  shards=2, seed=49, rope=dict(
+        rope_type="yarn", factor=0.25, original_max_position_embeddings=256, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+        mscale_all_dim=1.0, llama_4_scaling_beta=0.1)),
     "qwen3-dynamic": dict(model_type="qwen3", positions=32, seed=12,
                           rope=dict(rope_type="dynamic", factor=3.0)),
 }
@@ -95,7 +114,10 @@ def _experts(spec):
 
 def model_config(spec):
     """Of the class whose arithmetic the checkpoint has; SDAR's is Qwen3's."""
-    kinds = {"qwen2": (transformers.Qwen2Config, {}), "Fast_dLLM_Qwen": (transformers.Qwen2Config, {}),
+    llama = (transformers.LlamaConfig, dict(head_dim=spec["head_dim"], attention_bias=spec["bias"]))
+    kinds = {**dict.fromkeys(("qwen2", "Fast_dLLM_Qwen", "a2d-qwen2"), (transformers.Qwen2Config, {})),
+             **dict.fromkeys(("llama", "stable_diffcoder"), llama),
+             "nemotron_labs_diffusion": (transformers.Ministral3Config, dict(head_dim=spec["head_dim"])),
              "moe": (transformers.Qwen3MoeConfig,
                      dict(head_dim=spec["head_dim"], attention_bias=spec["bias"], **_experts(spec)))}
     kind, own = kinds.get("moe" if spec["experts"] else spec["model_type"], (
@@ -155,10 +177,14 @@ def _sdar_config(spec):
     experts = _experts(spec) if spec["experts"] else {}
     own = {"sdar": ("SDARForCausalLM", {"block_size": spec["block_length"]}),
            "sdar_moe": ("SDARMoeForCausalLM", {"block_size": spec["block_length"]}),
-           "Fast_dLLM_Qwen": ("Fast_dLLM_QwenForCausalLM", {"bd_size": spec["block_length"]})}
+           "Fast_dLLM_Qwen": ("Fast_dLLM_QwenForCausalLM", {"bd_size": spec["block_length"]}),
+           "stable_diffcoder": ("StableDiffcoderForCausalLM", {"model_type": "llama", "mlp_bias": False}),
+           "a2d-qwen2": ("A2DQwen2LMHeadModel", {}), "a2d-qwen3": ("A2DQwen3LMHeadModel", {}),
+           "nemotron_labs_diffusion": ("NemotronLabsDiffusionModel", {
+               "block_size": spec["block_length"], "dlm_paradigm": "bidirectional", "ar_loss_weight": 1.0})}
     architecture, keys = own[spec["model_type"]]
     config = {
-        **experts, **keys, "architectures": [architecture], "model_type": spec["model_type"], "hidden_act": "silu",
+        **experts, "architectures": [architecture], "model_type": spec["model_type"], "hidden_act": "silu",
         "vocab_size": spec["vocab"], "hidden_size": spec["hidden"],
         "intermediate_size": spec["intermediate"], "num_hidden_layers": spec["layers"],
         "num_attention_heads": spec["heads"], "num_key_value_heads": spec["kv_heads"],
@@ -166,8 +192,10 @@ def _sdar_config(spec):
         "rms_norm_eps": 1e-6, "rope_theta": spec["theta"], "rope_scaling": spec["rope"],
         "tie_word_embeddings": spec["tied"], "attention_bias": spec["bias"],
         "torch_dtype": spec["dtype"], "use_sliding_window": False, "sliding_window": None,
-        "mask_token_id": mask_id(spec),
+        "mask_token_id": mask_id(spec), **keys,
     }
+    if spec["model_type"] == "nemotron_labs_diffusion":
+        config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), **config.pop("rope_scaling")}
     return config
 
 
@@ -215,7 +243,7 @@ def write_checkpoint(folder, spec):
         return llada2_model.Llada2(spec, state)
     model = random_model(spec)
     dtype = getattr(torch, spec["dtype"])
-    if spec["model_type"].startswith("qwen"):
+    if spec["model_type"].startswith(("qwen", "llama")):
         stored = random_model(spec).to(dtype)
         stored.save_pretrained(folder, max_shard_size="40KB" if spec["shards"] > 1 else "5GB")
         return model
@@ -223,6 +251,9 @@ def write_checkpoint(folder, spec):
              for name, tensor in model.state_dict().items()
              if not (spec["tied"] and name == "lm_head.weight")}
     state = _expert_by_expert(state)
+    if spec["model_type"] == "nemotron_labs_diffusion":
+        state = {name.replace("model.", "encoder.", 1).replace("lm_head.", "diffusion_head."): tensor
+                 for name, tensor in state.items()}
     _write_weights(folder, state, spec["shards"])
     (folder / "config.json").write_text(json.dumps(_sdar_config(spec), indent=2))
     return model

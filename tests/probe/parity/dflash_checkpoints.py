@@ -38,6 +38,7 @@ class Shape:
     causal: bool | None = None      # z-lab: is_causal; speculators: not sliding_window_non_causal; None: no key
     factors: dict = dataclasses.field(default_factory=dict)  # keys of dflash_config: embedding, multiplier, cap
     positions: int = 1024
+    llama: bool = False  # the target is Llama 3.1, not Qwen3
     seed: int = 0
 
 
@@ -51,18 +52,23 @@ def default_layers(target_layers, draft_layers):
 def write_target(folder, shape):
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(shape.seed)
-    common = dict(
+    kind, of_config, own = transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {}
+    if shape.llama:
+        kind, of_config = transformers.LlamaForCausalLM, transformers.LlamaConfig
+        own = {"rope_parameters": {
+            "rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32}}
+    if shape.experts:
+        kind, of_config = transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig
+        own = {"num_experts": shape.experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+               "norm_topk_prob": True, "experts_implementation": "eager"}
+    config = of_config(
         vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=48, num_hidden_layers=shape.layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=shape.positions,
-        tie_word_embeddings=shape.tied, initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=None,
+        **own, tie_word_embeddings=shape.tied, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
+        pad_token_id=None,
         attn_implementation="eager")
-    if shape.experts:
-        config = transformers.Qwen3MoeConfig(**common, num_experts=shape.experts, num_experts_per_tok=2,
-                                             moe_intermediate_size=24, norm_topk_prob=True,
-                                             experts_implementation="eager")
-        model = transformers.Qwen3MoeForCausalLM(config).eval()
-    else:
-        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common)).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             if "norm" in name:

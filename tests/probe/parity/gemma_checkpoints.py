@@ -11,18 +11,19 @@ from transformers.models.diffusion_gemma import modeling_diffusion_gemma as offi
 
 EAGER = official.eager_attention_forward
 _DEFAULTS = dict(vocab=101, hidden=32, width=48, layers=3, heads=4, kv_heads=2, head_dim=16, global_head_dim=24,
-                 global_kv_heads=1, window=6, kinds="ssf", experts=6, per_token=2, expert_width=20, canvas=8, bias=False,
+                 global_kv_heads=1, window=6, kinds="ssf", experts=6, per_token=2, expert_width=20, canvas=8,
                  cap=30.0, rotating=0.25, dtype="float32", std=0.25, head=1.0, older_keys=False, seed=1)
 
 SPECS = {
     "gemma": {},
-    "gemma-older-keys": dict(heads=6, kv_heads=3, head_dim=12, global_head_dim=8, global_kv_heads=2, layers=4, kinds="sfsf",
-                             window=9, canvas=5, experts=4, per_token=4, cap=5.0, rotating=0.5, older_keys=True, seed=2),
+    "gemma-older-keys": dict(heads=6, kv_heads=3, head_dim=12, global_head_dim=8, global_kv_heads=2, layers=4,
+                             kinds="sfsf", window=9, canvas=5, experts=4, per_token=4, cap=5.0, rotating=0.5,
+                             older_keys=True, seed=2),
     # The canvas is longer than the window, and the prompt shorter.
-    "gemma-long-canvas": dict(window=5, canvas=11, heads=2, kv_heads=1, global_kv_heads=2, bias=True, vocab=67, seed=3),
+    "gemma-long-canvas": dict(window=5, canvas=11, heads=2, kv_heads=1, global_kv_heads=2, vocab=67, seed=3),
     "gemma-global-only": dict(kinds="ff", layers=2, canvas=6, hidden=24, seed=4),
     # Sure predictions, so canvases end before their last step.
-    "gemma-sure": dict(canvas=6, vocab=31, head=12.0, cap=80.0, seed=5),
+    "gemma-sure": dict(canvas=6, vocab=31, head=14.0, cap=100.0, seed=7),
 }
 
 
@@ -39,7 +40,7 @@ def write_checkpoint(folder, spec):
         head_dim=spec["head_dim"], global_head_dim=spec["global_head_dim"],
         num_global_key_value_heads=spec["global_kv_heads"], sliding_window=spec["window"], layer_types=kinds,
         num_experts=spec["experts"], top_k_experts=spec["per_token"], moe_intermediate_size=spec["expert_width"],
-        attention_bias=spec["bias"], final_logit_softcapping=spec["cap"], max_position_embeddings=512, eos_token_id=1,
+        final_logit_softcapping=spec["cap"], max_position_embeddings=512, eos_token_id=1,
         rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
                          "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0,
                                             "partial_rotary_factor": spec["rotating"]}})
@@ -63,7 +64,7 @@ def write_checkpoint(folder, spec):
                 value.copy_(draw(value.shape, 1.0, 0.3))
             elif "embed_tokens.weight" in name:
                 value.copy_(draw(value.shape, 0.0, spec["std"] * spec["head"]))
-            elif "self_conditioning.down_proj" in name:  # larger, each step would multiply the rounding of the one before
+            elif "self_conditioning.down_proj" in name:  # larger, each step would multiply the last one's rounding
                 value.copy_(draw(value.shape, 0.0, 0.03 * spec["std"]))
             elif value.dim() >= 2 and name.startswith("model.decoder"):
                 value.copy_(draw(value.shape, 0.0, spec["std"]))
@@ -117,7 +118,8 @@ class OfficialCanvas:
             config=self.model.config, inputs_embeds=torch.empty((1, len(tokens), 0)),
             attention_mask=torch.ones((1, self.length + len(tokens)), dtype=torch.long), past_key_values=self.cache,
             position_ids=positions)
-        self.model.model.encoder(input_ids=ids, attention_mask=masks, position_ids=positions, past_key_values=self.cache)
+        self.model.model.encoder(input_ids=ids, attention_mask=masks, position_ids=positions,
+                                 past_key_values=self.cache)
         self.length += len(tokens)
 
     @torch.no_grad()

@@ -68,7 +68,8 @@ def config_json(spec, mask_id):
         "use_rmsnorm": True, "use_qk_norm": True, "using_split_qkv_in_self_attention": False,
         "num_nextn_predict_layers": 0, "torch_dtype": spec["dtype"], "use_sliding_window": False,
         "mask_token_id": mask_id, "block_length": spec["block_length"],
-    }
+    } | {name: spec[name] for name in ("expert_capacity", "block_size", "delete_token_id", "split_token_id")
+         if name in spec}
 
 
 def _norm(x, weight):
@@ -125,10 +126,36 @@ class Llada2:
         total = sum(float(score[e]) for e in experts) + 1e-20 if len(experts) > 1 else 1.0
         return [(e, float(score[e]) / total * spec["scaling"]) for e in experts]
 
+    def route_blocks(self, x, layer):
+        """LLaDA2.2: a block keeps the experts with the largest maximum over its rows -> one list for each row."""
+        spec, routed = self.spec, []
+        score = torch.sigmoid(x @ self.state[f"{layer}.mlp.gate.weight"].T)
+        choice = score + self.state[f"{layer}.mlp.gate.expert_bias"]
+        for begin in range(0, len(x), spec["block_size"]):
+            best = choice[begin:begin + spec["block_size"]].max(0).values.tolist()
+            ranked = sorted(range(len(best)), key=lambda e: -best[e])
+            kept = ranked[:spec["expert_capacity"]]
+            self._near(best, ranked, spec["expert_capacity"])
+            for row in range(begin, min(begin + spec["block_size"], len(x))):
+                mine = choice[row].tolist()
+                chosen = sorted(kept, key=lambda e: -mine[e])
+                self._near(mine, chosen, spec["per_token"])
+                chosen = chosen[:spec["per_token"]]
+                total = sum(float(score[row, e]) for e in chosen) + 1e-20
+                routed.append([(e, float(score[row, e]) / total * spec["scaling"]) for e in chosen])
+        return routed
+
+    nearest = float("inf")  # how near a choice of experts ever was to another one
+
+    def _near(self, value, ranked, count):
+        if count < len(ranked):
+            self.nearest = min(self.nearest, value[ranked[count - 1]] - value[ranked[count]])
+
     def _experts(self, x, layer, routed):
         rows = []
-        for row in x:
-            chosen = self.route(row, layer)
+        by_block = self.route_blocks(x, layer) if self.spec.get("expert_capacity") else None
+        for index, row in enumerate(x):
+            chosen = by_block[index] if by_block else self.route(row, layer)
             routed.append(chosen)
             rows.append(sum(w * self._swiglu(row, f"{layer}.mlp.experts.{e}") for e, w in chosen))
         out = torch.stack(rows)

@@ -1,5 +1,5 @@
-"""Our tokenizer against the `tokenizers` package, live: the four fixture styles and a grid of
-pre-tokenizer and normalizer settings, on the hard texts and on random mixtures of them.
+"""Our tokenizer against the `tokenizers` package, live: the fixture styles and a grid of
+pre-tokenizer, normalizer and decoder settings, on the hard texts and on random mixtures of them.
 
 Usage: check_tokenizer_parity.py <text_oracle_client>; exit 77 if the package is missing.
 """
@@ -11,15 +11,52 @@ import tempfile
 
 try:
     import tokenizers
-    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 except ImportError:
     print("skipped: the Python package `tokenizers` is not installed")
     sys.exit(77)
 
+import sentencepiece_samples
 import tokenizer_samples as samples
 from oracle_client import OracleClient
 
 BEHAVIORS = ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"]
+
+
+def with_metaspace(scheme, split, decoder=None, steps=(), normalizer=None):
+    """The Unigram sample's pieces after other steps."""
+    tokenizer = sentencepiece_samples.make_unigram()
+    tokenizer.normalizer = normalizer or normalizers.Sequence([])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split), *steps]
+    )
+    tokenizer.decoder = decoder or decoders.Metaspace(prepend_scheme=scheme)
+    tokenizer.add_tokens([tokenizers.AddedToken("<r>", normalized=True)])
+    data = json.loads(tokenizer.to_str())
+    if normalizer is None:
+        data["normalizer"] = None
+    return Tokenizer.from_str(json.dumps(data))
+
+
+def metaspace_variants():
+    for scheme in ("always", "first", "never"):
+        for split in (False, True):
+            yield f"metaspace {scheme} {split}", with_metaspace(scheme, split)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    yield "metaspace, digits", with_metaspace("first", True, steps=[digits])
+    yield "metaspace, strip", with_metaspace(
+        "always", True, normalizer=normalizers.Strip(left=True, right=False)
+    )
+    for name, decoder in (
+        ("fuse first", [decoders.Fuse(), decoders.Replace("\u2581", " ")]),
+        ("strip each", [decoders.Strip("\u2581", 0, 1), decoders.ByteFallback()]),
+        ("regex", [decoders.Replace(Regex(r"[\u2581a-c]+"), "<>"), decoders.Strip("<", 1, 0)]),
+    ):
+        yield f"decoder, {name}", with_metaspace("always", True, decoders.Sequence(decoder))
+    data = json.loads(sentencepiece_samples.make_llama2().to_str())
+    for key, value in (("fuse_unk", False), ("byte_fallback", False), ("unk_token", None)):
+        data["model"][key] = value
+        yield f"llama2, {key} {value}", Tokenizer.from_str(json.dumps(data))
 
 
 def with_pre_tokenizer(*steps, normalizer=None):
@@ -35,7 +72,8 @@ def with_pre_tokenizer(*steps, normalizer=None):
 
 
 def variants():
-    yield from ((name, make()) for name, make in samples.MAKERS.items())
+    yield from ((name, make()) for name, make in sentencepiece_samples.MAKERS.items())
+    yield from metaspace_variants()
     for behavior in BEHAVIORS:
         for invert in (False, True):
             split = pre_tokenizers.Split(Regex(r"\s+|[a-e]+|\p{N}"), behavior, invert=invert)

@@ -10,6 +10,7 @@ import pathlib
 import tokenizers
 
 import tokenizer_samples as samples
+from sentencepiece_samples import MAKERS
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "data" / "tokenizers"
 
@@ -24,7 +25,7 @@ def legacy_merges(text):
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     expected = {"made_with": f"tokenizers {tokenizers.__version__}", "texts": samples.HARD_TEXTS}
-    for name, make in samples.MAKERS.items():
+    for name, make in MAKERS.items():
         tokenizer = make()
         text = tokenizer.to_str()
         if name == "gpt2":

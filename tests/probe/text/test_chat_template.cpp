@@ -174,15 +174,30 @@ TEST(ChatTemplate, RefusesATemplateThatLosesTheUsersMessage) {
 
 TEST(ChatTemplate, NamesTheConstructThatItDoesNotKnow) {
   const std::pair<const char*, const char*> cases[] = {
-      {"\n{% macro f() %}{% endmacro %}",
+      {"\n{% call f() %}{% endcall %}",
        "x.jinja:2: expected a chat template of the supported "
-       "subset of Jinja, got the statement \"macro\""},
+       "subset of Jinja, got the statement \"call\""},
+      {"{% if true %}{% macro f() %}{% endmacro %}{% endif %}", "a macro inside another block"},
+      {"{% macro f() %}{{ varargs }}{% endmacro %}", "\"varargs\" in a macro"},
+      {"{% macro f(a=1, b) %}{% endmacro %}", "a parameter without a default after one with"},
+      {"{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "call each other without end"},
+      {"{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}", "too many arguments of a macro"},
+      {"{% macro f(a) %}{% endmacro %}{{ f(b=1) }}", "the argument \"b\" of a macro"},
+      {"{% macro f(a) %}{% endmacro %}{{ f(1, a=2) }}", "the argument \"a\" of a macro"},
+      {"{% macro f() %}{% endmacro %}{{ f ~ 'x' }}", "a function as a value"},
+      {"{% set a %}{% call f() %}", "the statement \"call\""},
+      {"{% set a | trim %}x{% endset %}", "instead of \"=\""},
+      {"{% set a.b %}x{% endset %}", "\"a\" is not a namespace"},
+      {"{{ 5[1:] }}", "a slice of something that is not a list or a string"},
+      {"{{ 3 % 0 }}", "a division by zero"},
+      {"{{ range(1, 3, 0) }}", "range() with a step of 0"},
+      {"{{ range(200000) | length }}", "range() of more than 100,000 numbers"},
       {"{{ messages | tojson }}",
        "x.jinja:1: this chat template can't render these messages: the "
        "filter \"tojson\" is not supported"},
       {"{% for a, b in messages %}{% endfor %}", "a loop over several names (\"a, b\")"},
       {"{{ bos_token + messages[0].content }}", "a string operation on an undefined value"},
-      {"{{ range(3) }}", "the function \"range\" is not supported"},
+      {"{{ cycler(3) }}", "the function \"cycler\" is not supported"},
       {"{{ messages[0].content + range }}", "a function as a value"},
       {"{{ messages[0].content.title() }}", "the method \"title\" is not supported"},
       {"{% if messages is divisibleby(2) %}{% endif %}", "a test with arguments"}};
@@ -215,7 +230,8 @@ TEST(ChatTemplate, RefusesBrokenAndHostileTemplatesWithALine) {
                                "{% if true %}{% else %}{% else %}{% endif %}",
                                "{{ 'abc }}",
                                "{# never closed",
-                               "{% macro f() %}{% endmacro %}",
+                               "{% macro f() %}",
+                               "{% set a %}",
                                "{% include 'x' %}",
                                "{{ a $ b }}",
                                "{{ 99999999999999 }}",

@@ -82,7 +82,11 @@ TEST_P(FixtureTokenizer, PiecesAsBytesJoinToTheDecodedText) {
     const auto ids = sequence.get<std::vector<TokenId>>();
     std::string bytes;
     for (const TokenId id : ids) bytes += tokenizer_.token_bytes(id);
-    EXPECT_EQ(replace_invalid_utf8(bytes), tokenizer_.decode(ids));
+    // Some decoders drop the space that begins a text.
+    const std::string decoded = tokenizer_.decode(ids);
+    if (replace_invalid_utf8(bytes) != " " + decoded) {
+      EXPECT_EQ(replace_invalid_utf8(bytes), decoded);
+    }
   }
 }
 
@@ -95,7 +99,7 @@ TEST_P(FixtureTokenizer, EncodesAMegabyteRunInLinearTime) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     // A quadratic merge needs minutes; the margin is for sanitizers and busy machines.
     EXPECT_LT(seconds.count(), 20.0) << "unit \"" << unit << "\"";
-    EXPECT_LT(ids.size(), text.size() + 1);
+    EXPECT_LE(ids.size(), text.size() + 3);  // a prefix of SentencePiece is three byte tokens
   }
 }
 
@@ -104,7 +108,8 @@ TEST_P(FixtureTokenizer, StopsBehindTheTokensThatTheCallerCanUse) {
     std::string text;
     for (int i = 0; i < 50; ++i) text += unit;
     const std::vector<TokenId> ids = tokenizer_.encode(text, false);
-    if (ids.empty()) continue;  // a normalizer that strips spaces
+    // A normalizer that strips spaces, or one unknown token for all.
+    if (tokenizer_.encode(text + text, false).size() == ids.size()) continue;
     EXPECT_EQ(tokenizer_.encode(text, false, ids.size()), ids) << unit;
     EXPECT_THROW(tokenizer_.encode(text, false, ids.size() - 1), PromptError) << unit;
     while (text.size() < (std::size_t{1} << 22)) text += text;
@@ -113,7 +118,8 @@ TEST_P(FixtureTokenizer, StopsBehindTheTokensThatTheCallerCanUse) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Styles, FixtureTokenizer,
-                         testing::Values("qwen2", "gpt2", "llama3", "mixed"),
+                         testing::Values("qwen2", "gpt2", "llama3", "mixed", "gemma", "llama2",
+                                         "mistral", "unigram", "unigram_bytes"),
                          [](const auto& style) { return style.param; });
 
 TEST(Tokenizer, RoundTripsTextThatIsNormalised) {

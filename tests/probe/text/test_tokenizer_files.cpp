@@ -61,11 +61,11 @@ TEST(TokenizerFile, NamesKeyAndValueOfEveryMistake) {
   const std::pair<std::string, std::function<void(json&)>> cases[] = {
       {"key model: expected a value, got nothing", [](json& d) { d.erase("model"); }},
       {"key model: expected an object, got 3", [](json& d) { d["model"] = 3; }},
-      {"key model.type: expected \"BPE\", got \"Unigram\"",
-       [](json& d) { d["model"]["type"] = "Unigram"; }},
+      {"key model.type: expected BPE or Unigram, got \"WordPiece\"",
+       [](json& d) { d["model"]["type"] = "WordPiece"; }},
       {"key model.dropout: expected null, got 0.1", [](json& d) { d["model"]["dropout"] = 0.1; }},
-      {"key model.byte_fallback: expected false",
-       [](json& d) { d["model"]["byte_fallback"] = true; }},
+      {"key model.byte_fallback: expected true or false, got \"yes\"",
+       [](json& d) { d["model"]["byte_fallback"] = "yes"; }},
       {"key model.end_of_word_suffix: expected null or an empty string",
        [](json& d) { d["model"]["end_of_word_suffix"] = "</w>"; }},
       {"key model.vocab: expected a value", [](json& d) { d["model"].erase("vocab"); }},
@@ -101,7 +101,7 @@ TEST(TokenizerFile, NamesKeyAndValueOfEveryMistake) {
          d["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "BertNormalizer"}}}}};
        }},
       {"key pre_tokenizer.type: expected one of Split",
-       [](json& d) { d["pre_tokenizer"]["type"] = "Metaspace"; }},
+       [](json& d) { d["pre_tokenizer"]["type"] = "BertPreTokenizer"; }},
       {"key pre_tokenizer.pattern.Regex: expected a regular expression",
        [](json& d) {
          d["pre_tokenizer"] = {{"type", "Split"},

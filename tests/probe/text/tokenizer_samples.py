@@ -2,7 +2,7 @@
 
 The texts are the cases that re-implementations get wrong; the tokenizers are small ones trained here,
 in the styles of real checkpoints (Qwen2 / Qwen3 / SDAR, GPT-2, Llama-3) and one that combines the
-rarer components.
+rarer components. sentencepiece_samples.py adds those of SentencePiece.
 """
 
 import json

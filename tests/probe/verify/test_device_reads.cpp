@@ -36,7 +36,7 @@ TEST(DeviceReads, AreTheCpusAndWaitOnceAStep) {
   const std::vector<DecodeRequest> requests{tiny_request(0, 9, 16), tiny_request(1, 14, 16)};
   for (size_t p = 0; p < policies(config).size(); ++p) {
     SCOPED_TRACE(p);
-    const ReadShape shape{config.num_layers, config.num_heads, config.num_kv_heads};
+    const LayerSizes shape{config.num_layers, config.num_heads, config.num_kv_heads};
     FreeRunObserver here(options, shape), there(options, shape);
     decode_all(host, *policies(config)[p], options, requests, &here);
     emulated_cuda::reset_counters();

@@ -148,7 +148,7 @@ std::vector<PassRow> two_blocks() {
 }
 
 TEST(PredictedReadsTest, FollowsTheRuleStepByStep) {
-  const ReadShape shape{1, 2, 1};
+  const LayerSizes shape{1, 2, 1};
   const ReuseMasks all = one_mask({{true, true}});
   const auto read = [&](double tau, ReuseCount count) {
     return predicted_reads(two_blocks(), {tau, count}, all, shape).total_read();
@@ -170,7 +170,7 @@ TEST(PredictedReadsTest, FollowsTheRuleStepByStep) {
 }
 
 TEST(PredictedReadsTest, ReadsOnlyChangedRowsIfAsked) {
-  const ReadShape shape{1, 1, 1};
+  const LayerSizes shape{1, 1, 1};
   const auto reads = [&](double tau) {
     const ReuseRule rule{tau, ReuseCount::since_read, ReuseRefresh::rows};
     return predicted_reads(two_blocks(), rule, one_mask({{true}}), shape);
@@ -207,7 +207,7 @@ TEST(PredictedReadsTest, CountsTokensDecidedAsMaskAgain) {
 }
 
 TEST(PredictedReadsTest, AKvHeadIsReadUnlessItsWholeGroupReuses) {
-  const ReadShape shape{2, 4, 2};
+  const LayerSizes shape{2, 4, 2};
   const ReuseMasks mask = one_mask({{true, true, true, false}, {false, false, true, true}});
   const ExternalReads reads = predicted_reads(two_blocks(), {4, ReuseCount::step}, mask, shape);
   EXPECT_EQ(reads.rows, (std::vector<int64_t>{56, 56, 56, 56}));
@@ -222,7 +222,7 @@ TEST(PredictedReadsTest, AKvHeadIsReadUnlessItsWholeGroupReuses) {
 }
 
 TEST(PredictedReadsTest, AStepReadsByTheMaskOfItsRange) {
-  const ReadShape shape{1, 2, 2};
+  const LayerSizes shape{1, 2, 2};
   // Head 0 reuses at steps 2 and 3, head 1 from step 3 on.
   const ReuseMasks masks{{{1, 3, 4}}, {{{true, false}}, {{true, true}}, {{false, true}}}};
   const ExternalReads reads = predicted_reads(two_blocks(), {9}, masks, shape);
