@@ -11,6 +11,7 @@
 #include "analysis/math/running_mean.h"
 #include "analysis/metrics/draft_counts.h"
 #include "analysis/metrics/draft_rounds.h"
+#include "analysis/metrics/draft_selection.h"
 #include "analysis/metrics/draft_speedup.h"
 #include "analysis/metrics/draft_symptoms.h"
 #include "analysis/metrics/external_mass_metric.h"
@@ -76,6 +77,9 @@ class DraftMetric final : public StepMetric {
     first_sequence_ += sequences_of_last_;
     sequences_of_last_ = trace.info().num_sequences;
     captured_ = knows_model_shape(trace.info().meta);
+    has_selector_ = has_selector_ && trace.has(Field::candidate_chosen);
+    // The row whose logits predict a position.
+    shift_ = trace.info().meta.logit_shift;
     has_mass_ = has_mass_ && trace.has(Field::attention_lse_internal) &&
                 !is_of_target(trace.info().meta);  // whose attention is not the draft's
     if (!has_mass_) return {};
@@ -100,7 +104,7 @@ class DraftMetric final : public StepMetric {
       const bool accepted = p <= reached.accepted;
       double sum = 0.0;
       for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-        const std::size_t at = head * positions + static_cast<std::size_t>(p);
+        const std::size_t at = head * positions + static_cast<std::size_t>(p - shift_);
         const double mass = external_mass_of(external[at], internal[at]);
         layer.heads[head].add(mass, accepted);
         sum += mass;
@@ -145,6 +149,9 @@ class DraftMetric final : public StepMetric {
   DraftSymptoms symptoms_;
   bool captured_ = true;  // the current trace, by us: a rank of -1 is that of a token without one
   bool has_mass_ = true;  // true if all traces have it
+  bool has_selector_ = true;  // likewise
+  std::int64_t shift_ = 0;
+  DraftSelection selection_;
   std::unordered_map<std::int64_t, Reached> reached_;  // by row of the current trace
   std::vector<LayerMass> layers_;
   LayerCounts counts_;
@@ -179,6 +186,9 @@ void DraftMetric::add_round(std::int64_t sequence, const StepRef& step) {
     add_entropy(round.target_entropy[at], target_entropy_, by_target_entropy_);
     add_rank(round.drafted_rank_under_target[at], false, by_drafted_rank_under_target_);
     add_rank(round.target_rank_under_draft[at], captured_, by_target_rank_under_draft_);
+    if (!has_selector_) continue;
+    selection_.add(at, std::max(round.candidate_chosen[at], 0), round.candidate_target[at],
+                   accepted);
   }
   symptoms_.add(*trace_, step, round);
   const auto tokens = static_cast<double>(length);
@@ -370,6 +380,7 @@ MetricResult DraftMetric::finish() {
     result.computed_from += ", /attention/lse_external, /attention/lse_internal";
     add(by_mass());
   }
+  if (has_selector_) add(selection_.arrays(positions_.size()));
   if (!speedup_.empty()) {
     result.computed_from += ", /draft/cost";
     add(speedup_.arrays());

@@ -30,6 +30,10 @@ namespace blockscope {
 ///     context_length): acceptance;
 ///   within_best [candidates]: share of reached positions where the target's token is among that
 ///     many best tokens of the draft;
+///   selector [selection]: what the selector of a DFlash 2 draft did; among_candidates [position]:
+///     share of reached positions where the target's token was one of its candidates; by_chosen
+///     [candidate]: acceptance by the chosen one, from 0, the most probable. Only if all traces
+///     have candidates;
 ///   by_external_mass [layer, mass_bin]: acceptance by the share of the attention that goes to the
 ///     context's features, mean over heads; mass_accepted, mass_refused [layer, head]. Only for
 ///     traces with the draft's attention, not the target's;

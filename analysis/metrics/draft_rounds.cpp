@@ -24,14 +24,17 @@ void DraftRounds::load(std::int64_t row) {
   first_ = row;
   count_ = std::min(kRowsAtATime, trace_.info().num_rows - row);
   valid_ = trace_.read_ints(Field::step_valid, first_, count_);
+  token_ = trace_.read_ints(Field::draft_token, first_, count_);
   accepted_ = trace_.read_ints(Field::draft_accepted, first_, count_);
   drafted_rank_under_target_ = trace_.read_ints(Field::drafted_rank_under_target, first_, count_);
   target_rank_under_draft_ = trace_.read_ints(Field::target_rank_under_draft, first_, count_);
   draft_entropy_ = trace_.read_floats(Field::draft_entropy, first_, count_);
   target_entropy_ = trace_.read_floats(Field::draft_target_entropy, first_, count_);
-  token_ = trace_.read_ints(Field::draft_token, first_, count_);
   target_token_ = trace_.read_ints(Field::draft_target_token, first_, count_);
   confidence_ = trace_.read_floats(Field::draft_confidence, first_, count_);
+  if (!trace_.has(Field::candidate_chosen)) return;
+  candidate_chosen_ = trace_.read_ints(Field::candidate_chosen, first_, count_);
+  candidate_target_ = trace_.read_ints(Field::candidate_target, first_, count_);
 }
 
 std::int64_t DraftRounds::end_of(std::int64_t sequence) {
@@ -47,9 +50,14 @@ DraftRound DraftRounds::at(const StepRef& step) {
   if (step.row < first_ || step.row >= first_ + count_) load(step.row);
   const auto i = static_cast<std::size_t>(step.row - first_);
   const std::size_t from = i * block_length_;
-  DraftRound round;  // from another engine, it may be shorter than a block
+  // From another engine, a round may be shorter than a block, and its tokens after the accepted
+  // ones may be unknown. If the first row predicts, too, the last drafted position has no row.
+  DraftRound round;
+  const auto drafted = [&](std::size_t position) {
+    return valid_[from + position] != 0 || token_[from + position] >= 0;
+  };
   while (std::cmp_less(round.drafted + 1, block_length_) &&
-         valid_[from + static_cast<std::size_t>(round.drafted) + 1] != 0) {
+         drafted(static_cast<std::size_t>(round.drafted) + 1)) {
     ++round.drafted;
   }
   round.accepted = accepted_[i];
@@ -69,6 +77,9 @@ DraftRound DraftRounds::at(const StepRef& step) {
   round.token = std::span(token_).subspan(from, block_length_);
   round.target_token = std::span(target_token_).subspan(from, block_length_);
   round.confidence = std::span(confidence_).subspan(from, block_length_);
+  if (candidate_chosen_.empty()) return round;
+  round.candidate_chosen = std::span(candidate_chosen_).subspan(from, block_length_);
+  round.candidate_target = std::span(candidate_target_).subspan(from, block_length_);
   return round;
 }
 

@@ -20,6 +20,8 @@ struct DraftRound {
   std::span<const float> draft_entropy, target_entropy;  ///< [B]
   std::span<const std::int32_t> token, target_token;     ///< [B], the draft's and the target's
   std::span<const float> confidence;                     ///< [B], of the drafted tokens
+  /// [B], from /draft, including -1; empty for a draft without a selector
+  std::span<const std::int32_t> candidate_chosen, candidate_target;
 
   std::int64_t length() const { return (accepted < inside ? accepted : inside) + 1; }
   /// Positions 1 to reached() were reached: inside the answer, with every position before accepted.
@@ -41,7 +43,7 @@ class DraftRounds {
   std::size_t block_length_;
   std::int64_t first_ = 0, count_ = 0;  // rows in memory
   std::vector<std::int32_t> valid_, accepted_, drafted_rank_under_target_, target_rank_under_draft_;
-  std::vector<std::int32_t> token_, target_token_;
+  std::vector<std::int32_t> token_, target_token_, candidate_chosen_, candidate_target_;
   std::vector<float> draft_entropy_, target_entropy_, confidence_;
   std::vector<std::int64_t> ends_;  // by sequence: position after the answer; -1: not read
 };

@@ -61,6 +61,7 @@ std::string_view level_of(Exists exists) {
       return "trajectory --strategy klass";
     case Exists::draft:
     case Exists::draft_cost:
+    case Exists::candidates:
       return "trajectory --draft DRAFT";
     case Exists::staleness:
       return "summary --shadow, of a bidirectional model";

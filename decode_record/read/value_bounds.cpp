@@ -33,7 +33,11 @@ std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::in
     case Field::draft_target_token:
     case Field::target_rank_under_draft:
     case Field::drafted_rank_under_target:
+    case Field::candidate_token:
       return ValueBounds{-1, meta.vocab_size - 1};
+    case Field::candidate_chosen:
+    case Field::candidate_target:
+      return ValueBounds{-1, meta.draft_candidates - 1};
     case Field::attention_reused:
     case Field::attention_intervened:
       return ValueBounds{0, 1};

@@ -79,6 +79,8 @@ constexpr std::array<Mark, 10> kMarks{{{"has_cache", &TraceMeta::has_cache},
 
 // Likewise: each is a column of meta.draft_cost. Their length is the attribute kDraftCosts.
 constexpr const char* kDraftCosts = "draft_costs";
+// Likewise, only with a draft that has a selector.
+constexpr const char* kDraftCandidates = "draft_candidates";
 // One for each block length. More than this comes from a damaged file.
 constexpr std::int64_t kMostDraftCosts = 65536;
 struct CostField {
@@ -337,6 +339,9 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
   if (!meta.draft_cost.empty()) {
     h5::write_attribute(file, "/", kDraftCosts, static_cast<std::int64_t>(meta.draft_cost.size()));
   }
+  if (meta.draft_candidates > 0) {
+    h5::write_attribute(file, "/", kDraftCandidates, meta.draft_candidates);
+  }
   for (const IntField& field : kModelInts) {
     h5::write_attribute(file, "/model", field.name, meta.*field.member);
   }
@@ -461,6 +466,7 @@ TraceMeta read_header(const h5::File& file) {
                               int{meta.noise_canvas}, meta.format_version));
   }
   meta.draft_cost = read_costs(file);
+  meta.draft_candidates = h5::read_int_attribute(file, "/", kDraftCandidates).value_or(0);
   meta.model_json = read_text(file, Field::model_json);
   meta.run_json = read_text(file, Field::run_json);
   check_trace_texts(meta, file.path);
@@ -514,6 +520,7 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
             fmt::format("{}", fmt::join(wanted.*sizes.member, " ")));
   }
   differs(kMapPositions, file.map_positions, wanted.map_positions);
+  differs(kDraftCandidates, file.draft_candidates, wanted.draft_candidates);
   differs("level", to_string(file.level), to_string(wanted.level));
   differs("softmax_scale", file.softmax_scale, wanted.softmax_scale);
   differs("array_type", kArrayTypeNames[static_cast<std::size_t>(file.array_type)],

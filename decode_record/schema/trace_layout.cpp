@@ -36,6 +36,7 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "map_layer",
     "map_head",
     "position",
+    "candidate",
     "model_byte",
     "run_byte",
     "one",
@@ -137,6 +138,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return meta.has_draft;
     case Exists::draft_cost:
       return !meta.draft_cost.empty();
+    case Exists::candidates:
+      return meta.draft_candidates > 0;
     case Exists::staleness:
       return at_least(RecordLevel::summary) && meta.has_cache && meta.has_shadow;
   }
@@ -199,6 +202,8 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
       return size(meta.map_heads);
     case Axis::position:
       return meta.map_positions;
+    case Axis::candidate:
+      return meta.draft_candidates;
     case Axis::model_byte:
       return size(meta.model_json);
     case Axis::run_byte:

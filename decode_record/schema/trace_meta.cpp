@@ -122,6 +122,14 @@ void check_continuous(const TraceMeta& meta) {
   }
 }
 
+void check_candidates(const TraceMeta& meta) {
+  const std::int64_t most = meta.has_draft ? meta.vocab_size : 0;
+  if (meta.draft_candidates >= 0 && meta.draft_candidates <= most) return;
+  throw UsageError(
+      fmt::format("trace meta: draft_candidates: expected 0 to {} {}, got {}", most,
+                  meta.has_draft ? "(vocab_size)" : "without a draft", meta.draft_candidates));
+}
+
 void check_draft_cost(const TraceMeta& meta) {
   const std::vector<DraftCost>& costs = meta.draft_cost;
   if (costs.empty()) return;
@@ -292,6 +300,7 @@ void check_meta(const TraceMeta& meta) {
                                  meta.softmax_scale));
   }
   check_draft_cost(meta);
+  check_candidates(meta);
   check_selection("layers", meta.layers, meta.num_layers);
   check_selection("heads", meta.heads, meta.num_heads);
   check_selection("kv_heads", meta.kv_heads, meta.num_kv_heads);

@@ -125,6 +125,7 @@ struct TraceMeta : LayerSizes {
   bool has_kl = false;                 ///< the strategy measures /prediction/kl
   bool has_draft = false;              ///< the model drafts for a target: /draft
   std::vector<DraftCost> draft_cost;   ///< rising block lengths 1 to B; empty: no /draft/cost
+  std::int64_t draft_candidates = 0;   ///< tokens that its selector chooses from; 0: no selector
   std::int64_t experts_per_token = 0;  ///< in recorded router choices; 0: no /router
   std::vector<std::string> regions;    ///< of keys, along the axis `region`; empty: no /spread
   std::int64_t distance_bins = 0;      ///< powers of two per side of the block; 0 without /spread

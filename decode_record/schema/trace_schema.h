@@ -29,7 +29,7 @@ enum class Field : std::uint8_t {
   // coordinates of the axes (dimension scales)
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
   error_sum, row_kind, kept_sum, earlier_step, pair_sum, per_token, model_layer, side, distance,
-  offset, region, answer_block, map_layer, map_head, position,
+  offset, region, answer_block, map_layer, map_head, position, candidate,
   // what ran
   model_json, layer_kv_heads, layer_head_dim, layer_window, run_json, run_complete, token_offset,
   token_bytes,
@@ -56,7 +56,8 @@ enum class Field : std::uint8_t {
   // a target's decisions on a draft's block
   draft_accepted, draft_token, draft_confidence, draft_target_token, target_rank_under_draft,
   target_probability_under_draft, drafted_rank_under_target, drafted_probability_under_target,
-  draft_entropy, draft_target_entropy,
+  draft_entropy, draft_target_entropy, candidate_token, candidate_probability, candidate_score,
+  candidate_chosen, candidate_target,
   // how long passes of a draft and of its target take
   cost_block_length, cost_context_length, cost_draft_ns, cost_target_ns,
   // attention as it was used
@@ -95,7 +96,7 @@ enum class ElementType : std::uint8_t { u8, i32, i64, f32, f16, array };
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
   error_sum, row_kind, kept_sum, earlier_step, pair_sum, per_token, model_layer, side, distance,
-  offset, region, answer_block, map_layer, map_head, position, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  offset, region, answer_block, map_layer, map_head, position, candidate, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
   prefix_element, revocation, query_range, key_range, value_range, draft_cost,
   count
@@ -142,6 +143,7 @@ enum class Exists : std::uint8_t {
   kl,              ///< has_kl
   draft,           ///< has_draft
   draft_cost,      ///< draft_costs > 0
+  candidates,      ///< draft_candidates > 0
   staleness        ///< level summary, has_cache and has_shadow
 };
 
@@ -235,6 +237,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "model query head of each head of /map"},
     {F::position, "/position", i32, 1, {A::position}, S::fixed, E::maps,
      "absolute positions of keys, from 0"},
+    {F::candidate, "/candidate", i32, 1, {A::candidate}, S::fixed, E::candidates,
+     "0 .. draft_candidates-1, by falling probability"},
     // what ran
     {F::model_json, "/model/json", u8, 1, {A::model_byte}, S::fixed, E::always, "UTF-8 JSON"},
     {F::layer_kv_heads, "/model/layer_kv_heads", i32, 1, {A::model_layer}, S::fixed, E::ragged,
@@ -415,6 +419,19 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::draft, "of the draft's distribution, nats"},
     {F::draft_target_entropy, "/draft/target_entropy", f32, 2, {A::row, A::block_position},
      S::column, E::draft, "of the target's distribution, nats"},
+    {F::candidate_token, "/draft/candidate_token", i32, 3,
+     {A::row, A::block_position, A::candidate}, S::column, E::candidates,
+     "the draft's most probable tokens, from which its selector chose"},
+    {F::candidate_probability, "/draft/candidate_probability", f32, 3,
+     {A::row, A::block_position, A::candidate}, S::column, E::candidates,
+     "their probability under the draft, before the selector"},
+    {F::candidate_score, "/draft/candidate_score", f32, 3,
+     {A::row, A::block_position, A::candidate}, S::column, E::candidates,
+     "the selector's scores after the token that it chose before"},
+    {F::candidate_chosen, "/draft/candidate_chosen", i32, 2, {A::row, A::block_position},
+     S::column, E::candidates, "the candidate that is the drafted token"},
+    {F::candidate_target, "/draft/candidate_target", i32, 2, {A::row, A::block_position},
+     S::column, E::candidates, "the candidate that is the target's choice; -1: none of them"},
     // how long passes of a draft and of its target take
     {F::cost_block_length, "/draft/cost/block_length", i32, 1, {A::draft_cost}, S::fixed,
      E::draft_cost, "positions of the block, rising from 1 to B"},

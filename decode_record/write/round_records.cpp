@@ -119,7 +119,11 @@ class RoundReader {
     (of_target_ ? round_->target_ns : round_->draft_ns) = pass_ns_;
     const std::size_t begin = i * block_;
     std::size_t count = 0;
-    while (count + 1 < block_ && slab.valid[begin + count + 1] != 0) ++count;
+    // A last position without a row of its own was drafted, too (docs/trace_format.md, "Drafts").
+    const auto is_drafted = [&](std::size_t p) {
+      return slab.valid[p] != 0 || slab.drafted[p] != kUnknown;
+    };
+    while (count + 1 < block_ && is_drafted(begin + count + 1)) ++count;
     const auto part = [&](const auto& column) {
       const auto first = column.begin() + static_cast<std::ptrdiff_t>(begin + 1);
       return std::pair(first, first + static_cast<std::ptrdiff_t>(count));

@@ -23,6 +23,8 @@ struct SpreadKeys {
   at::Tensor reused = {};             // reuse_attention's mask
   at::Tensor rows = {};               // [T] bool: the queries that count; undefined: all
   bool causal = false;                // a query sees internal keys only up to its own place
+  int64_t window = 0;                 // and its newest keys alone, its own included; 0: all. The
+                                      // internal keys are no more than these
 };
 // Fills `spread` for q, k_ext and k_in of any device.
 void fill_spread(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,

@@ -76,6 +76,11 @@ void fill_spread(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, co
       outside_scores.masked_fill_(outside_set(keys.index.select(0, s), length, heads),
                                   kHiddenScore);
     }
+    if (keys.window > 0) {
+      const Tensor distance =
+          places.unsqueeze(1) + length - at::arange(length, places.options()).unsqueeze(0);
+      outside_scores.masked_fill_(distance >= keys.window, kHiddenScore);
+    }
     const Tensor place = at::arange(internal_keys, places.options());
     if (keys.causal) inside_scores.masked_fill_(place > places.unsqueeze(1), kHiddenScore);
     const LogWeights external(outside_scores);

@@ -178,6 +178,14 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
       add(fmt::format("{}{}", name, names.up), "weight", {width, hidden});
       add(fmt::format("{}{}", name, names.down), "weight", {hidden, width});
     };
+    if (config.draft && config.draft->second) {
+      const Dflash2Config& second = *config.draft->second;
+      for (const char* name : {kAttentionConv, kMlpConv}) {
+        add(name, "base_kernel", {2, second.conv_taps, hidden});
+        add(fmt::format("{}.kernel_projection", name), "weight",
+            {2 * second.conv_taps * (hidden / second.conv_group), hidden});
+      }
+    }
     const std::string& mlp = names.mlp;
     if (!config.moe || !config.moe->sparse[static_cast<std::size_t>(layer)]) {
       add_mlp(mlp, config.intermediate_size);
@@ -198,6 +206,14 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
   if (config.draft) {
     result.push_back({"fc.weight", {hidden, std::ssize(config.draft->target_layers) * hidden}});
     result.push_back({"hidden_norm.weight", {hidden}});
+  }
+  if (config.draft && config.draft->second) {
+    const std::int64_t rank = config.draft->second->selector_rank;
+    result.push_back({"candidate_selector.hidden_projection.weight", {rank, hidden}});
+    for (const char* side : {"predecessor", "successor"}) {
+      result.push_back(
+          {fmt::format("candidate_selector.{}_codebook", side), {config.vocab_size, rank}});
+    }
   }
   return result;
 }

@@ -185,10 +185,10 @@ void refuse_unread_inner_keys(const JsonObject& object, std::span<const NeutralK
 }
 
 void refuse_unsupported(const JsonObject& file, const Family& family, std::int64_t num_layers) {
-  if (file.optional_boolean("use_sliding_window").value_or(false)) {
+  if (!family.layer_kinds && file.optional_boolean("use_sliding_window").value_or(false)) {
     file.fail("use_sliding_window", "false", "sliding-window attention is not supported");
   }
-  if (file.has("layer_types") && !family.layer_kinds) {
+  if (!family.layer_kinds && file.has("layer_types")) {
     const json& types = file.raw().at("layer_types");
     const bool full = types.is_array() && types.size() == static_cast<std::size_t>(num_layers) &&
                       std::all_of(types.begin(), types.end(), [](const json& t) {

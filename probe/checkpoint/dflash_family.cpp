@@ -1,7 +1,7 @@
-// DFlash drafts (arXiv 2602.06036): Qwen3's layers, run together with a target. There are two
-// published layouts. z-lab's (`dflash/model.py:DFlashDraftModel`) has `dflash_config` among Qwen3's
-// keys, and usually model_type qwen3. speculators' (`speculators/models/dflash`) has Qwen3's keys
-// under `transformer_layer_config`, and tensors of its own vocabulary.
+// DFlash and DFlash 2 drafts (arXiv 2602.06036): Qwen3's layers, run together with a target. There
+// are two published layouts. z-lab's (`dflash/model.py`) has `dflash_config` among Qwen3's keys,
+// and usually model_type qwen3. speculators' (`speculators/models/dflash`, `dflash2`) has Qwen3's
+// keys under `transformer_layer_config`, and tensors of its own vocabulary.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -15,14 +15,15 @@
 #include <vector>
 
 #include "probe/checkpoint/config_keys.h"
+#include "probe/checkpoint/draft_keys.h"
 #include "probe/checkpoint/qwen_family.h"
 
 namespace blockscope {
 namespace {
 
-constexpr std::string_view kDflashClasses[] = {"DFlashDraftModel", "DFlashSpeculator"};
+constexpr std::string_view kDflashClasses[] = {"DFlashDraftModel", "DFlashSpeculator",
+                                               kDflash2Class};
 constexpr NeutralKey kInnerKeys[] = {{"mask_token"},  // the text of the mask, whose id is read
-                                     {"causal", "false"},
                                      {"attention_mode", "\"gqa\""},
                                      {"use_qk_norm", "true"},
                                      {"sample_from_anchor", "false"}};
@@ -38,8 +39,15 @@ constexpr NeutralKey kSpeculatorsKeys[] = {{"speculators_config"},
                                            {"bos_token_id"},
                                            {"eos_token_id"},
                                            {"pad_token_id"},
-                                           {"sliding_window_non_causal", "false"}};
-
+                                           {"projector_type", "\"dflash\""},
+                                           {"shift_label", "false"},
+                                           // Of the other projector, and of the trainer.
+                                           {"pure_draft_prefix_len"},
+                                           {"emb_dim"},
+                                           {"gru_hidden_dim"},
+                                           {"lambda_base_start"},
+                                           {"lambda_base_decay_ratio"},
+                                           {"auf"}};
 constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kMostBlock = 4096;
 constexpr std::int64_t kLeastBlock = 2;  // the certain token, and one that is drafted
@@ -62,17 +70,6 @@ std::vector<std::int64_t> layer_list(const JsonObject& file, const std::string& 
   return layers;
 }
 
-/// A key that may be in either object, or in both with the same value.
-std::optional<std::int64_t> agreed_integer(const JsonObject& file, const JsonObject& keys,
-                                           const std::string& key, std::int64_t low,
-                                           std::int64_t high) {
-  const auto outer = file.optional_integer(key, low, high);
-  const auto inner = keys.optional_integer(key, low, high);
-  if (outer && inner && *outer != *inner)
-    keys.fail(key, fmt::format("{} as outside of it", *outer));
-  return outer ? outer : inner;
-}
-
 void require_dflash_number(const JsonObject& file, const char* key, std::int64_t expected) {
   const auto value = file.optional_integer(key, 0, std::numeric_limits<std::int32_t>::max());
   if (value && *value != expected) file.fail(key, fmt::format("{} or nothing", expected));
@@ -92,9 +89,17 @@ DraftConfig parse_speculators(const JsonObject& file, const ModelConfig& model) 
   }
   // The file numbers hidden states, and the first one is the embedding.
   draft.target_layers = layer_list(file, "aux_hidden_state_layer_ids", 1);
-  if (file.optional_boolean("sample_from_anchor").value_or(false)) {
+  draft.from_anchor = file.optional_boolean("sample_from_anchor").value_or(false);
+  draft.second = read_second(file, file, model, draft.block_size);
+  if (!draft.second) return draft;
+  // Like speculators' own DFlash2DraftModel.
+  if (draft.from_anchor) {
     file.fail("sample_from_anchor", "false",
-              "drafts whose first row also predicts are not supported");
+              "the selector of a DFlash 2 draft walks from the certain token");
+  }
+  if (draft.draft_vocab_size != vocab_size) {
+    file.fail("draft_vocab_size", fmt::format("{}, the vocab_size", vocab_size),
+              "the selector of a DFlash 2 draft has a row for every token of the target");
   }
   return draft;
 }
@@ -120,17 +125,27 @@ void refuse_other_drafts(const JsonObject& file) {
 
 /// A draft may call itself qwen3, so its own keys decide.
 bool is_dflash(const JsonObject& file, const std::optional<std::string>& architecture) {
-  if (!file.has("dflash_config") &&
-      file.optional_string("speculators_model_type").value_or("") != "dflash") {
+  const std::string type = file.optional_string("speculators_model_type").value_or("");
+  if (!file.has("dflash_config") && type != "dflash" && type != "dflash2") {
     if (file.has("speculators_model_type")) {
-      file.fail("speculators_model_type", "\"dflash\"", "drafts of other kinds are not supported");
+      file.fail("speculators_model_type", "\"dflash\" or \"dflash2\"",
+                "drafts of other kinds are not supported");
     }
     return false;
+  }
+  if (file.has("dflash_config") && !type.empty()) {
+    file.fail("speculators_model_type", "nothing with dflash_config",
+              "they are keys of two layouts, z-lab's and speculators'");
   }
   if (architecture &&
       std::ranges::find(kDflashClasses, *architecture) == std::end(kDflashClasses)) {
     file.fail("architectures", fmt::format("[\"{}\"]", fmt::join(kDflashClasses, "\"] or [\"")),
               "drafts of other kinds are not supported");
+  }
+  if (!type.empty() && (type == "dflash2") != (architecture == kDflash2Class)) {
+    file.fail("architectures",
+              fmt::format("[\"{}\"] for speculators_model_type \"{}\"",
+                          type == "dflash2" ? kDflash2Class : kDflashClasses[0], type));
   }
   refuse_other_drafts(file);
   return true;
@@ -168,6 +183,9 @@ DraftConfig parse_dflash(const JsonObject& file, const ModelConfig& model) {
                 fmt::format("layers below num_target_layers = {}", draft.num_target_layers));
     }
   }
+  read_factors(file, keys, draft);
+  draft.second = read_second(file, keys, model, draft.block_size);
+  keys.pass_over({"causal"});  // read_draft_windows() reads it
   refuse_unread_inner_keys(keys, kInnerKeys);
   return draft;
 }
@@ -176,13 +194,21 @@ void read_dflash_layers(const ConfigFile& file, ModelConfig& config) {
   read_qwen_layers(file, config);
   config.draft = parse_dflash(file.whole, config);
   config.tie_word_embeddings = false;  // the key is the target's
+  if (config.draft->from_anchor) config.logit_shift = 1;
+}
+
+void read_dflash_rope(const ConfigFile& file, ModelConfig& config, std::string& source) {
+  read_common_rope(file, config, source);
+  read_draft_windows(file, config);
 }
 
 void finish_dflash(const ConfigFile& file, ModelConfig& config) {
   // --block-length may make its blocks shorter.
   config.mask_token_id = {config.draft->mask_token_id, "config.json:mask_token_id"};
   if (!config.block_length) {
-    config.block_length = {config.draft->block_size, "config.json:block_size"};
+    config.block_length = {config.draft->longest_round(), config.draft->from_anchor
+                                                              ? "config.json:block_size + 1"
+                                                              : "config.json:block_size"};
   }
   if (!config.draft->speculators) return;
   refuse_unsupported(file.whole, file.family, config.num_layers);  // vLLM reads these keys, too
@@ -198,6 +224,7 @@ void record_dflash(const ConfigFile&, ModelConfig& config) {
                                  : "config.json:dflash_config or num_target_layers");
   add_resolved(config, "draft_vocab_size", draft.draft_vocab_size,
                draft.speculators ? "config.json:draft_vocab_size" : "the target's vocabulary");
+  record_draft_keys(config);
 }
 
 /// The config.json of a trained draft, in z-lab's layout.
@@ -234,11 +261,11 @@ Family dflash_family() {
   family.name = "dflash";
   family.architectures = {std::begin(kDflashClasses), std::end(kDflashClasses)};
   family.meaning =
-      "DFlash drafts of a Qwen3 target, recognised by dflash_config or speculators_model_type";
-  family.source = "DFlash, arXiv 2602.06036; dflash/model.py:DFlashDraftModel";
+      "DFlash and DFlash 2 drafts, recognised by dflash_config or speculators_model_type";
+  family.source =
+      "DFlash, arXiv 2602.06036; dflash/model.py:DFlashDraftModel and DFlash2DraftModel";
   family.example = "capture Qwen/Qwen3-8B --draft z-lab/Qwen3-8B-DFlash-b16";
-  family.refuses =
-      "drafts of other kinds, other layers than Qwen3's, drafts whose first row also predicts";
+  family.refuses = "drafts of other kinds, other layers than Qwen3's, attention sinks";
   family.draft = true;
   family.mask_keys = family.block_length_keys = {};  // finish_dflash() sets both
   family.weights.embed = "embed_tokens.weight";      // this and lm_head only in speculators' layout
@@ -249,6 +276,8 @@ Family dflash_family() {
   family.claims = is_dflash;
   family.shape_keys = dflash_shape_keys;
   family.read_layers = read_dflash_layers;
+  family.read_rope = read_dflash_rope;
+  family.layer_kinds = true;
   family.finish = finish_dflash;
   family.record = record_dflash;
   family.training = {.target = "qwen3", .config_json = dflash_config_json};

@@ -41,4 +41,8 @@ struct WeightNames {
   bool operator==(const WeightNames&) const = default;
 };
 
+/// The convolutions of a DFlash 2 draft's layer; both follow `layer`.
+inline constexpr const char* kAttentionConv = "attention_conv";
+inline constexpr const char* kMlpConv = "mlp_conv";
+
 }  // namespace blockscope

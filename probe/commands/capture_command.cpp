@@ -271,6 +271,8 @@ void describe_draft(const CaptureModels& models, const CaptureFlags& flags,
                     const DecodeOptions& decode, const std::vector<RunPrompt>& prompts,
                     TraceMeta& meta) {
   meta.model_json = drafted_model_json(models.draft->recorded, models.model, models.which);
+  const auto& second = models.draft->draft->draft().second;
+  meta.draft_candidates = second && decode.block_length() > 1 ? second->candidates : 0;
   if (flags.no_draft_cost) return;
   meta.draft_cost = draft_cost_plan(decode.block_length(), mean_context(prompts));
 }

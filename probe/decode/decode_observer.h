@@ -61,6 +61,16 @@ struct NextToken {
   int64_t position = -1;    // absolute; -1: the first one after the stored positions
 };
 
+/// What a draft's selector chose from (DFlash 2), for each block position: C candidates by falling
+/// probability. Entries of position 0 are -1 and NaN.
+struct DraftCandidates {
+  std::vector<int64_t> token;      // [B * C]
+  std::vector<float> probability;  // [B * C] under the draft, before the selector
+  std::vector<float> score;        // [B * C] the selector's, after the token that it chose before
+  std::vector<int64_t> chosen;     // [B] the largest score's candidate
+  std::vector<int64_t> target;     // [B] the candidate that the target chose; -1: none of them
+};
+
 /// How a target judged a draft's block (DFlash). Entry i of [B] is about the block's position i.
 /// Position 0 was certain before, so its entries are -1 and NaN.
 struct DraftVerdict {
@@ -74,6 +84,7 @@ struct DraftVerdict {
   std::vector<int64_t> drafted_rank_under_target;     // from 0
   std::vector<float> drafted_probability_under_target;
   std::vector<float> draft_entropy, target_entropy;  // of the whole distributions, in nats
+  std::optional<DraftCandidates> candidates = {};    // of a draft with a selector
 };
 
 /// A token that a step took back: its position in the block is a mask again.

@@ -40,7 +40,7 @@ class CostMeter {
         context_(filled(draft_.config())),
         target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers,
                       nobody_),
-        draft_seams_(context_, nobody_) {}
+        draft_seams_(context_, draft_.config(), nobody_) {}
 
   int64_t target_pass(int64_t length) {
     int64_t elapsed = 0;
@@ -58,7 +58,8 @@ class CostMeter {
   /// Call it after a target's pass over as many positions.
   int64_t draft_pass(int64_t length) {
     int64_t elapsed = 0;
-    at::Tensor block = at::full({1, length}, draft_.draft().mask_token_id, at::kLong);
+    const int64_t rows = draft_.rows_of(length);
+    at::Tensor block = at::full({1, rows}, draft_.draft().mask_token_id, at::kLong);
     block[0][0] = 0;
     {
       const Stopwatch watch(elapsed);
@@ -69,10 +70,10 @@ class CostMeter {
         const AttentionLayer& weights = draft_.body().attention_layer(layer);
         context_.store(layer, 0, weights.key(features, rotary), weights.value(features));
       }
-      draft_seams_.begin_round(nullptr);
+      draft_seams_.begin_round(nullptr, rows, length);
       const at::Tensor hidden = draft_.body().forward_embedded(draft_.embed(block, target_),
-                                                               positions(length), draft_seams_);
-      best_tokens(draft_.logits(hidden[0].narrow(0, 1, length - 1), target_));
+                                                               positions(rows), draft_seams_);
+      draft_.choose(hidden, block.select(1, 0), target_);
     }
     return elapsed;
   }
@@ -80,17 +81,20 @@ class CostMeter {
  private:
   KvCache filled(const ModelConfig& config) {
     const int64_t capacity = context_length_ + longest_;
-    KvCache cache({config.num_layers, 1, config.num_kv_heads, capacity, config.head_dim},
-                  target_.dtype(), target_.device());
-    const std::vector<int64_t> shape{1, config.num_kv_heads, context_length_, config.head_dim};
+    const KvCacheShape sizes = drafted_cache_shape(config, 1, capacity, longest_);
+    KvCache cache(sizes, target_.dtype(), target_.device());
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      const std::vector<int64_t> shape{
+          1, config.layer(layer).num_kv_heads,
+          std::min(context_length_, sizes.layer_capacity(layer) - longest_),
+          config.layer(layer).head_dim};
       const auto keys = [&] {
         return on_device(at::randn(shape, random_).to(target_.dtype()), target_.device());
       };
       const at::Tensor key = keys();
       cache.store(layer, 0, key, keys());
     }
-    cache.commit(0, context_length_);
+    cache.restore(0, context_length_);
     return cache;
   }
 

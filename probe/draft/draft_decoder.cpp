@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "probe/decode/slot_loop.h"
@@ -15,16 +16,18 @@
 namespace blockscope {
 namespace {
 
-KvCacheShape shape_of(const ModelConfig& config, int64_t slots, int64_t capacity) {
-  return {config.num_layers, slots, config.num_kv_heads, capacity, config.head_dim};
-}
-
 /// The draft's tokens for the blocks of all active sequences.
 struct Drafted {
-  std::vector<std::vector<int64_t>> tokens;    // [S][B - 1], ids of the target
-  std::vector<std::vector<float>> confidence;  // [S][B - 1]
-  at::Tensor logits;                           // [S, B - 1, draft vocabulary]
+  std::vector<std::vector<int64_t>> tokens;  // [S][B - 1], ids of the target
+  DraftedTokens chosen;                      // the same, with the head's output
   int64_t ns = 0;
+
+  /// Of a draft without a selector: [B - 1].
+  std::vector<float> confidence_of(size_t s) const {
+    const auto count = std::ssize(tokens[s]);
+    const auto first = chosen.confidence.begin() + static_cast<int64_t>(s) * count;
+    return {first, first + count};
+  }
 };
 
 /// The target's pass over them.
@@ -46,17 +49,20 @@ class RoundLoop final : public SlotLoop<RoundState> {
         capacity_(longest_end(requests) + block_),
         target_(run.target.for_longest_sequence(capacity_)),
         draft_(run.draft.for_longest_sequence(capacity_)),
-        target_cache_(shape_of(target_.config(), std::ssize(requests), capacity_), target_.dtype(),
-                      target_.device()),
-        context_(shape_of(draft_.config(), std::ssize(requests), capacity_), target_.dtype(),
-                 target_.device()),
+        target_cache_(cache_of(target_.config(), std::ssize(requests))),
+        context_(cache_of(draft_.config(), std::ssize(requests))),
         target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers,
                       watcher_),
-        draft_seams_(context_, watcher_) {
+        draft_seams_(context_, draft_.config(), watcher_) {
     for (const DecodeRequest& request : requests) active_.emplace_back(request, mask());
   }
 
  private:
+  KvCache cache_of(const ModelConfig& config, int64_t slots) const {
+    return {drafted_cache_shape(config, slots, capacity_, std::max(prefill_chunk(), block_)),
+            target_.dtype(), target_.device()};
+  }
+  int64_t prefill_chunk() const { return std::max<int64_t>(run_.prefill_chunk, 1); }
   bool records_target() const { return run_.recorded == RecordedModel::target; }
   int64_t mask() const { return draft_.draft().mask_token_id; }
 
@@ -75,18 +81,22 @@ class RoundLoop final : public SlotLoop<RoundState> {
       pass.masks_left = block_ - 1;
       pass.masked.assign(static_cast<size_t>(block_), true);
       pass.masked.front() = false;
+      if (!records_target() && draft_.rows_of(block_) < block_) {
+        pass.computed.assign(static_cast<size_t>(block_), true);
+        pass.computed.back() = false;
+      }
       pass.run_step = state.round + 1;
     }
     return context;
   }
 
-  /// [S, B]: the positions of every active sequence's block.
-  at::Tensor block_positions() const {
+  /// [S, rows]: the first positions of every active sequence's block.
+  at::Tensor block_positions(int64_t rows) const {
     std::vector<int64_t> positions;
     for (const RoundState& state : active_) {
-      for (int64_t p = 0; p < block_; ++p) positions.push_back(state.start() + p);
+      for (int64_t p = 0; p < rows; ++p) positions.push_back(state.start() + p);
     }
-    return at::tensor(positions, at::kLong).view({-1, block_});
+    return at::tensor(positions, at::kLong).view({-1, rows});
   }
 
   /// Keeps the pass's keys and hidden states [S, T, hidden_size] of tokens that stay: the first
@@ -156,7 +166,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
   void prefill(int64_t slot) override {
     RoundState& state = active(slot);
     if (state.outcome.reason != FinishReason::unfinished) return;  // a replay without an answer
-    prefill_chunks(slot, state.prompt_length, std::max<int64_t>(run_.prefill_chunk, 1),
+    prefill_chunks(slot, state.prompt_length, prefill_chunk(),
                    [&](const PassContext& context, PassResult& result, const at::Tensor& ids,
                        const at::Tensor& positions) {
                      target_seams_.begin_pass(nullptr, slot, result.length);
@@ -187,28 +197,19 @@ class RoundLoop final : public SlotLoop<RoundState> {
       return;
     }
     const UnwatchedStopwatch watch(drafted.ns, watcher_);
-    at::Tensor block = at::full({std::ssize(active_), block_}, mask(), at::kLong);
+    const int64_t rows = draft_.rows_of(block_);
+    at::Tensor block = at::full({std::ssize(active_), rows}, mask(), at::kLong);
     auto* token = block.mutable_data_ptr<int64_t>();
     for (size_t s = 0; s < active_.size(); ++s) {
-      token[static_cast<int64_t>(s) * block_] = active_[s].tokens.back();
+      token[static_cast<int64_t>(s) * rows] = active_[s].tokens.back();
     }
-    draft_seams_.begin_round(records_target() ? nullptr : &context);
+    draft_seams_.begin_round(records_target() ? nullptr : &context, rows, block_);
     const at::Tensor hidden = draft_.body().forward_embedded(draft_.embed(block, target_),
-                                                             block_positions(), draft_seams_);
-    drafted.logits = draft_.logits(hidden.narrow(1, 1, block_ - 1), target_);
-    const BestTokens best = best_tokens(drafted.logits.flatten(0, 1));
-    for (size_t s = 0; s < active_.size(); ++s) {
-      const auto begin = static_cast<std::ptrdiff_t>(s) * (block_ - 1);
-      drafted.tokens.emplace_back(best.token.begin() + begin,
-                                  best.token.begin() + begin + block_ - 1);
-      drafted.confidence.emplace_back(best.probability.begin() + begin,
-                                      best.probability.begin() + begin + block_ - 1);
-    }
-    if (draft_.target_ids().defined()) {
-      const auto* ids = draft_.target_ids().const_data_ptr<int64_t>();
-      for (std::vector<int64_t>& tokens : drafted.tokens) {
-        for (int64_t& id : tokens) id = ids[id];
-      }
+                                                             block_positions(rows), draft_seams_);
+    drafted.chosen = draft_.choose(hidden, block.select(1, 0), target_);
+    for (auto first = drafted.chosen.token.begin(); first != drafted.chosen.token.end();
+         first += block_ - 1) {
+      drafted.tokens.emplace_back(first, first + (block_ - 1));
     }
   }
 
@@ -223,7 +224,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
     // A round without drafted tokens has no step, and observers never look into a commit alone.
     target_seams_.begin_pass(records_target() && block_ > 1 ? &context : nullptr, 0, block_);
     verified.hidden = target_.forward(at::tensor(ids, at::kLong).view({-1, block_}),
-                                      block_positions(), target_seams_);
+                                      block_positions(block_), target_seams_);
     verified.logits = target_.logits(verified.hidden);
     verified.chosen = choose(verified.logits);
     for (size_t s = 0; s < active_.size(); ++s) {
@@ -261,11 +262,11 @@ class RoundLoop final : public SlotLoop<RoundState> {
     if (watched() && block_ > 1) report_drafts(denoising, drafted, verified);
     const bool drafts_here =
         records_target() && block_ > 1;  // the commit's row has the draft's time
-    PassResult result{committing, block_, 0, drafts_here ? 0.0 : rows_of_round(),
+    PassResult result{committing, block_, 0, drafts_here ? 0.0 : rows_of_round(block_),
                       drafts_here ? drafted.ns : verified.ns};
     {
       const UnwatchedStopwatch watch(result.pass_ns, watcher_);
-      keep(committing, 0, verified.hidden, block_positions(), verified.kept);
+      keep(committing, 0, verified.hidden, block_positions(block_), verified.kept);
       for (size_t s = 0; s < active_.size(); ++s) {
         result.decisions.push_back(accept(s, drafted, verified));
       }
@@ -290,7 +291,9 @@ class RoundLoop final : public SlotLoop<RoundState> {
     return decision;
   }
 
-  double rows_of_round() const { return static_cast<double>(std::ssize(active_) * block_); }
+  double rows_of_round(int64_t rows) const {
+    return static_cast<double>(std::ssize(active_) * rows);
+  }
 
   /// Reports the denoising rows, after the target has judged the drafted tokens.
   void report_drafts(const PassContext& context, const Drafted& drafted, const Verified& verified) {
@@ -298,28 +301,34 @@ class RoundLoop final : public SlotLoop<RoundState> {
         context,
         block_,
         0,
-        rows_of_round(),
+        rows_of_round(records_target() ? block_ : draft_.rows_of(block_)),
         records_target() ? verified.ns : drafted.ns,
         records_target() ? target_seams_.attention_ns() : draft_seams_.attention_ns()};
+    const at::Tensor logits = draft_.scaled(drafted.chosen.head);
     std::vector<int64_t> slots;
     std::vector<std::vector<bool>> masked;
     for (size_t s = 0; s < active_.size(); ++s) {
-      const BlockPrediction& chosen = verified.chosen[s];
-      const auto& tokens = records_target() ? chosen.token : drafted.tokens[s];
-      const auto& confidence = records_target() ? chosen.confidence : drafted.confidence[s];
-      StepDecision& decision = result.decisions.emplace_back(
-          active_[s].decision(tokens, confidence, block_, verified.kept[s] - 1));
       const auto slot = static_cast<int64_t>(s);
-      decision.verdict = judge_draft(
-          drafted.logits[slot], verified.logits[slot], drafted.tokens[s], drafted.confidence[s],
-          {chosen.token.begin(), chosen.token.begin() + (block_ - 1)}, draft_.target_ids());
+      const BlockPrediction& chosen = verified.chosen[s];
+      const std::vector<int64_t> choices(chosen.token.begin(), chosen.token.begin() + (block_ - 1));
+      std::optional<DraftCandidates> candidates;
+      if (drafted.chosen.path) {
+        candidates = list_candidates(*drafted.chosen.path, slot, logits[slot], choices);
+      }
+      const std::vector<float> sure =
+          candidates ? chosen_probability(*candidates) : drafted.confidence_of(s);
+      StepDecision& decision = result.decisions.emplace_back(active_[s].decision(
+          records_target() ? chosen.token : drafted.tokens[s],
+          records_target() ? chosen.confidence : sure, block_, verified.kept[s] - 1));
+      decision.verdict = judge_draft(logits[slot], verified.logits[slot], drafted.tokens[s], sure,
+                                     choices, draft_.target_ids());
+      decision.verdict->candidates = std::move(candidates);
       slots.push_back(slot);
       masked.push_back(context.sequences[s].masked);
     }
     watcher_.show([&](DecodeObserver& observer) {
       if (!observer.wants_logits()) return;
-      const at::Tensor shown =
-          records_target() ? verified.logits.narrow(1, 0, block_ - 1) : drafted.logits;
+      const at::Tensor shown = records_target() ? verified.logits.narrow(1, 0, block_ - 1) : logits;
       observer.on_masked_logits(context, slots, masked, shown.flatten(0, 1));
     });
     report(result);

@@ -27,7 +27,7 @@ enum class RecordedModel { draft, target };
 struct DraftedRun {
   const BlockDiffusionModel& target;
   const DraftModel& draft;
-  int64_t block_length = 0;       // positions of a round: at most the draft's block_size
+  int64_t block_length = 0;       // positions of a round: at most the draft's longest_round()
   SamplingOptions sampling;       // for the target; the draft always takes its best token
   std::vector<int64_t> stop_ids;  // searched after each round, in everything after the prompt
   int64_t prefill_chunk = 512;    // positions of a prefill pass

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "decode_record/base/error.h"
+#include "kernels/row_ops.h"
 
 namespace blockscope {
 namespace {
@@ -44,19 +45,30 @@ at::Tensor read_target_ids(const Checkpoint& checkpoint) {
   return ids;
 }
 
+CandidateSelector selector_of(const BlockDiffusionModel& body) {
+  if (!body.config().draft->second) return {};
+  const auto part = [&](const std::string& name) {
+    return body.weights().at("candidate_selector." + name);
+  };
+  return {part("predecessor_codebook"), part("successor_codebook"),
+          part("hidden_projection.weight")};
+}
+
 }  // namespace
 
 DraftModel::DraftModel(BlockDiffusionModel body, Linear fc, RmsNorm hidden_norm,
-                       at::Tensor target_ids)
+                       CandidateSelector selector, at::Tensor target_ids)
     : body_(std::move(body)),
       fc_(std::move(fc)),
       hidden_norm_(std::move(hidden_norm)),
+      selector_(std::move(selector)),
       target_ids_(std::move(target_ids)) {}
 
 DraftModel::DraftModel(BlockDiffusionModel body)
     : body_(std::move(body)),
       fc_(body_.weights().at("fc.weight")),
-      hidden_norm_{body_.weights().at("hidden_norm.weight"), body_.config().rms_norm_eps, false} {}
+      hidden_norm_{body_.weights().at("hidden_norm.weight"), body_.config().rms_norm_eps, false},
+      selector_(selector_of(body_)) {}
 
 DraftModel DraftModel::load(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device) {
   DraftModel model(BlockDiffusionModel::load(checkpoint, dtype, device));
@@ -66,12 +78,12 @@ DraftModel DraftModel::load(const Checkpoint& checkpoint, at::ScalarType dtype, 
 
 DraftModel DraftModel::packed() && {
   fc_.pack();
-  return {std::move(body_).packed(), std::move(fc_), std::move(hidden_norm_),
+  return {std::move(body_).packed(), std::move(fc_), std::move(hidden_norm_), std::move(selector_),
           std::move(target_ids_)};
 }
 
 DraftModel DraftModel::for_longest_sequence(int64_t length) const {
-  return {body_.for_longest_sequence(length), fc_, hidden_norm_, target_ids_};
+  return {body_.for_longest_sequence(length), fc_, hidden_norm_, selector_, target_ids_};
 }
 
 void DraftModel::check_target(const ModelConfig& target, const std::string& digest) const {
@@ -113,11 +125,49 @@ at::Tensor DraftModel::context_features(const at::Tensor& taps) const {
 }
 
 at::Tensor DraftModel::embed(const at::Tensor& tokens, const BlockDiffusionModel& target) const {
-  return body_.has_vocabulary() ? body_.embed(tokens) : target.embed(tokens);
+  const at::Tensor rows = body_.has_vocabulary() ? body_.embed(tokens) : target.embed(tokens);
+  return draft().embedding_scale == 1.0 ? rows : rows * draft().embedding_scale;
 }
 
-at::Tensor DraftModel::logits(const at::Tensor& hidden, const BlockDiffusionModel& target) const {
-  return body_.has_vocabulary() ? body_.logits(hidden) : target.logits(hidden);
+DraftedTokens DraftModel::choose(const at::Tensor& hidden, const at::Tensor& certain,
+                                 const BlockDiffusionModel& target) const {
+  const int64_t first = draft().from_anchor ? 0 : 1;
+  const at::Tensor slots = hidden.narrow(1, first, hidden.size(1) - first);
+  DraftedTokens drafted;
+  drafted.head = body_.has_vocabulary() ? body_.logits(slots) : target.logits(slots);
+  const at::Tensor rows = drafted.head.flatten(0, 1);
+  if (selector_.defined()) {
+    const int64_t count = draft().second->candidates;
+    const auto by_slot = [&](const at::Tensor& of_rows) {
+      return of_rows.view({slots.size(0), slots.size(1), count});
+    };
+    const BestCandidates best = best_candidates(rows, count);
+    drafted.path =
+        selector_.walk(slots, {by_slot(best.token), scaled(by_slot(best.logit))}, certain);
+    const auto* token = drafted.path->token.const_data_ptr<int64_t>();
+    for (size_t slot = 0; slot < drafted.path->chosen.size(); ++slot) {
+      drafted.token.push_back(
+          token[static_cast<int64_t>(slot) * count + drafted.path->chosen[slot]]);
+    }
+    return drafted;
+  }
+  BestTokens best = best_tokens(scaled(rows));
+  drafted.token = std::move(best.token);
+  drafted.confidence = std::move(best.probability);
+  if (target_ids_.defined()) {
+    const auto* ids = target_ids_.const_data_ptr<int64_t>();
+    for (int64_t& id : drafted.token) id = ids[id];
+  }
+  return drafted;
+}
+
+at::Tensor DraftModel::scaled(const at::Tensor& head) const {
+  const double factor = draft().output_multiplier;
+  const double cap = draft().soft_cap;
+  if (factor == 1.0 && cap == 0.0) return head;
+  at::Tensor logits = head.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  if (cap == 0.0) return logits.mul_(factor);
+  return logits.mul_(factor / cap).tanh_().mul_(cap);
 }
 
 }  // namespace blockscope

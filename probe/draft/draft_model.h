@@ -1,18 +1,29 @@
-// A DFlash draft (arXiv 2602.06036; `dflash/model.py:DFlashDraftModel`). It consists of Qwen3
-// layers. Their queries and internal keys come from the drafted block; their external keys are
-// projections of the target's hidden states. A draft without its own vocabulary uses the target's
-// embedding and LM head.
+// A DFlash or DFlash 2 draft (arXiv 2602.06036; `dflash/model.py`). It consists of Qwen3 layers.
+// Their queries and internal keys come from the drafted block; their external keys are projections
+// of the target's hidden states. A draft without its own vocabulary uses the target's embedding and
+// LM head.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "probe/checkpoint/checkpoint.h"
+#include "probe/draft/candidate_selector.h"
 #include "probe/model/block_diffusion_model.h"
 
 namespace blockscope {
+
+/// The tokens of a draft for L slots of S sequences.
+struct DraftedTokens {
+  std::vector<int64_t> token;        // [S * L] ids of the target
+  std::vector<float> confidence;     // [S * L] under the draft; empty with a selector
+  at::Tensor head;                   // [S, L, draft vocabulary], see DraftModel::scaled
+  std::optional<SelectorPath> path;  // of a draft with a selector
+};
 
 class DraftModel {
  public:
@@ -41,8 +52,15 @@ class DraftModel {
 
   /// tokens int64 [1, B] of the target's vocabulary -> [1, B, hidden_size].
   at::Tensor embed(const at::Tensor& tokens, const BlockDiffusionModel& target) const;
-  /// hidden [..., hidden_size] -> logits [..., draft vocabulary].
-  at::Tensor logits(const at::Tensor& hidden, const BlockDiffusionModel& target) const;
+  /// The rows of a pass that drafts for a round of `round` positions: a certain token and masks.
+  int64_t rows_of(int64_t round) const { return round - (draft().from_anchor ? 1 : 0); }
+  /// hidden [S, rows, hidden_size] of such a pass, certain [S] int64 -> the tokens for the block
+  /// positions from 1 on: the most probable ones, or those of the selector.
+  DraftedTokens choose(const at::Tensor& hidden, const at::Tensor& certain,
+                       const BlockDiffusionModel& target) const;
+  /// The LM head's output -> the draft's logits, with the multiplier and the soft cap. Both keep
+  /// the order of the tokens.
+  at::Tensor scaled(const at::Tensor& head) const;
   /// Entry i is the target's id of the draft's token i, int64 [draft vocabulary] on the host.
   /// Undefined: the ids are the same.
   const at::Tensor& target_ids() const { return target_ids_; }
@@ -51,11 +69,13 @@ class DraftModel {
   DraftModel for_longest_sequence(int64_t length) const;
 
  private:
-  DraftModel(BlockDiffusionModel body, Linear fc, RmsNorm hidden_norm, at::Tensor target_ids);
+  DraftModel(BlockDiffusionModel body, Linear fc, RmsNorm hidden_norm, CandidateSelector selector,
+             at::Tensor target_ids);
 
   BlockDiffusionModel body_;
   Linear fc_;            // [hidden_size, layers * hidden_size]
   RmsNorm hidden_norm_;  // over hidden_size
+  CandidateSelector selector_;
   at::Tensor target_ids_;
 };
 

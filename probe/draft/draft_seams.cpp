@@ -4,8 +4,10 @@
 
 #include <utility>
 
+#include "decode_record/base/nan.h"
 #include "kernels/ops.h"
 #include "kernels/torch/fallback_operators.h"
+#include "probe/decode/block_rows.h"
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
@@ -38,6 +40,16 @@ AttentionParts causal_parts(const AttentionInput& input, const ExternalKeys& ext
 }
 
 }  // namespace
+
+KvCacheShape drafted_cache_shape(const ModelConfig& config, int64_t slots, int64_t capacity,
+                                 int64_t stored) {
+  KvCacheShape shape{config.num_layers, slots, config.num_kv_heads, capacity, config.head_dim};
+  for (const LayerShape& layer : config.layer_shapes) {
+    shape.layers.push_back({layer.num_kv_heads, layer.head_dim, layer.window});
+  }
+  shape.most_stored = stored;
+  return shape;
+}
 
 TargetSeams::TargetSeams(KvCache& cache, std::vector<int64_t> layers, int64_t num_layers,
                          Watcher& watcher)
@@ -90,20 +102,54 @@ void TargetSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   ObservedSeams::before_layer(layer, hidden);
 }
 
-DraftSeams::DraftSeams(const KvCache& context, Watcher& watcher)
-    : ObservedSeams(watcher), cache_(context) {}
+DraftSeams::DraftSeams(const KvCache& context, const ModelConfig& draft, Watcher& watcher)
+    : ObservedSeams(watcher), cache_(context) {
+  for (int64_t layer = 0; layer < draft.num_layers; ++layer) {
+    limits_.push_back({draft.layer(layer).window, draft.draft->causal(layer)});
+  }
+}
 
-void DraftSeams::begin_round(const PassContext* context) { begin(context, looks_inside(context)); }
+void DraftSeams::begin_round(const PassContext* context, int64_t rows, int64_t round) {
+  begin(context, looks_inside(context));
+  round_ = round;
+  row_index_ = rows < round ? at::arange(rows, at::kLong) : at::Tensor();
+}
 
 at::Tensor DraftSeams::attention(const AttentionInput& pass_input) {
   const UnwatchedStopwatch watch(attention_ns_, watcher_);
   AttentionInput input = pass_input;
   const ExternalKeys external = external_of(cache_, input.layer);
-  input.keep_weights = wants_weights(input, external);
-  input.spread = wanted_spread(input.layer);
-  const AttentionParts used = exact_attention(input, external);
-  show_attention(input, external, used);
+  input.keep_weights = !row_index_.defined() && wants_weights(input, external);
+  input.spread = wanted_spread(input.layer, row_index_);
+  const RowLimits& limits = limits_[static_cast<size_t>(input.layer)];
+  const int64_t rows = input.q.size(2);
+  const bool limited = limits.causal || limits.first_key(rows - 1, external.key.size(2)) > 0;
+  input.keep_weights = input.keep_weights && !limited;
+  const AttentionParts used =
+      limited ? limited_attention(input, external, limits) : exact_attention(input, external);
+  if (!shown()) return used.out;
+  if (limited && input.spread != nullptr) {
+    watcher_.show([&](DecodeObserver&) {
+      fallback::fill_spread(input.q, external.key, external.length, input.k, input.scale,
+                            {.causal = limits.causal, .window = limits.window}, *input.spread);
+    });
+  }
+  const at::Tensor key = shown_keys(input.k);
+  const at::Tensor value = shown_keys(input.v);
+  AttentionInput seen{input.layer, input.q, key, value, input.scale};
+  seen.keep_weights = input.keep_weights;
+  seen.spread = input.spread;
+  show_attention(seen, limited ? common_keys(external, limits, rows) : external, used, row_index_,
+                 round_);
   return used.out;
+}
+
+at::Tensor DraftSeams::shown_rows(const at::Tensor& hidden) const {
+  return row_index_.defined() ? among_block(hidden, 1, row_index_, round_, kNaN) : hidden;
+}
+
+at::Tensor DraftSeams::shown_keys(const at::Tensor& rows) const {
+  return row_index_.defined() ? among_block(rows, 2, row_index_, round_, kNaN) : rows;
 }
 
 }  // namespace blockscope

@@ -7,8 +7,13 @@
 #include "probe/decode/kv_cache.h"
 #include "probe/decode/observed_seams.h"
 #include "probe/draft/hidden_taps.h"
+#include "probe/draft/limited_attention.h"
 
 namespace blockscope {
+
+/// The shape of a cache for a target or a draft. `stored`: the most positions that a pass stores.
+KvCacheShape drafted_cache_shape(const ModelConfig& config, int64_t slots, int64_t capacity,
+                                 int64_t stored);
 
 /// A target's pass over the positions after its cache. Each position sees itself and everything
 /// before it. The pass stores the keys, which stay invisible until those of accepted tokens are
@@ -36,17 +41,26 @@ class TargetSeams : public ObservedSeams {
 };
 
 /// A draft's pass over its block: every position sees the context's keys (external) and the whole
-/// block (internal).
+/// block (internal), if the layer has no window and is not causal.
 class DraftSeams : public ObservedSeams {
  public:
-  DraftSeams(const KvCache& context, Watcher& watcher);
+  DraftSeams(const KvCache& context, const ModelConfig& draft, Watcher& watcher);
 
-  /// Begins a pass. `context`: null to hide it from observers.
-  void begin_round(const PassContext* context);
+  /// Begins a pass over the first `rows` of the `round` positions of its block. `context`: null to
+  /// hide it from observers.
+  void begin_round(const PassContext* context, int64_t rows, int64_t round);
   at::Tensor attention(const AttentionInput& input) override;
 
+ protected:
+  at::Tensor shown_rows(const at::Tensor& hidden) const override;
+
  private:
+  at::Tensor shown_keys(const at::Tensor& rows) const;
+
   const KvCache& cache_;
+  std::vector<RowLimits> limits_;  // [layers]
+  int64_t round_ = 0;
+  at::Tensor row_index_;  // [rows] int64; undefined: the whole round
 };
 
 }  // namespace blockscope

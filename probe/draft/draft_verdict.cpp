@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "decode_record/base/nan.h"
 #include "kernels/row_ops.h"
@@ -55,6 +56,46 @@ DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& targe
     ++verdict.accepted;
   }
   return verdict;
+}
+
+DraftCandidates list_candidates(const SelectorPath& path, int64_t s, const at::Tensor& logits,
+                                const std::vector<int64_t>& chosen) {
+  const int64_t slots = path.token.size(1);
+  const int64_t count = path.token.size(2);
+  const at::Tensor token = path.token[s].contiguous();
+  const at::Tensor score = path.score[s].contiguous();
+  const at::Tensor all = logits.to(at::kFloat);
+  const at::Tensor probability =
+      (all.gather(1, token.to(all.device())) - all.logsumexp(1, true)).exp().to(at::kCPU);
+  DraftCandidates candidates;  // the certain token had none
+  candidates.token.assign(static_cast<size_t>(count), -1);
+  candidates.probability.assign(static_cast<size_t>(count), kNaN);
+  candidates.score = candidates.probability;
+  candidates.chosen = candidates.target = {-1};
+  const auto append = [](auto& to, const at::Tensor& from) {
+    const auto* first = from.const_data_ptr<typename std::decay_t<decltype(to)>::value_type>();
+    to.insert(to.end(), first, first + from.numel());
+  };
+  append(candidates.token, token);
+  append(candidates.probability, probability.contiguous());
+  append(candidates.score, score);
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    const auto at = static_cast<size_t>(slot);
+    candidates.chosen.push_back(path.chosen[static_cast<size_t>(s * slots) + at]);
+    const auto first = candidates.token.begin() + (slot + 1) * count;
+    const auto found = std::find(first, first + count, chosen[at]);
+    candidates.target.push_back(found == first + count ? -1 : found - first);
+  }
+  return candidates;
+}
+
+std::vector<float> chosen_probability(const DraftCandidates& candidates) {
+  const size_t count = candidates.token.size() / candidates.chosen.size();
+  std::vector<float> result;
+  for (size_t p = 1; p < candidates.chosen.size(); ++p) {
+    result.push_back(candidates.probability[p * count + static_cast<size_t>(candidates.chosen[p])]);
+  }
+  return result;
 }
 
 }  // namespace blockscope

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "probe/decode/decode_observer.h"
+#include "probe/draft/candidate_selector.h"
 
 namespace blockscope {
 
@@ -18,5 +19,12 @@ namespace blockscope {
 DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& target_logits,
                          const std::vector<int64_t>& drafted, const std::vector<float>& confidence,
                          const std::vector<int64_t>& chosen, const at::Tensor& target_ids);
+
+/// What sequence `s` of the path had to choose from. logits [B - 1, draft vocabulary]: the draft's
+/// before the selector; chosen: the B - 1 tokens that the target took.
+DraftCandidates list_candidates(const SelectorPath& path, int64_t s, const at::Tensor& logits,
+                                const std::vector<int64_t>& chosen);
+/// The probabilities of the candidates that the selector chose, [B - 1].
+std::vector<float> chosen_probability(const DraftCandidates& candidates);
 
 }  // namespace blockscope

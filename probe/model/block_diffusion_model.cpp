@@ -31,6 +31,8 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     layer.input_norm = norm_of(prefix + names.input_norm + ".weight");
     layer.post_norm = norm_of(prefix + names.post_norm + ".weight");
     layer.attention = attention_of(index);
+    layer.attention_conv = conv_of(names.layer_prefix(index) + kAttentionConv);
+    layer.mlp_conv = conv_of(names.layer_prefix(index) + kMlpConv);
     layer.feed_forward = feed_forward_of(index);
     if (config_.gemma) add_gemma_parts(index, layer);
     const LayerShape shape = config_.layer(index);
@@ -161,10 +163,18 @@ AttentionLayer BlockDiffusionModel::attention_of(int64_t index) const {
   return layer;
 }
 
+GroupedConv BlockDiffusionModel::conv_of(const std::string& name) const {
+  if (!config_.draft || !config_.draft->second) return {};
+  return {weight(name + ".base_kernel"), weight(name + ".kernel_projection.weight"),
+          config_.draft->second->conv_group};
+}
+
 BlockDiffusionModel BlockDiffusionModel::packed() && {
   weights_.clear();  // frees every weight as soon as its packed form exists
   for (Layer& layer : layers_) {
     layer.attention.pack();
+    layer.attention_conv.pack();
+    layer.mlp_conv.pack();
     std::visit([](auto& part) { part.pack(); }, layer.feed_forward);
   }
   if (config_.gemma) self_conditioning_.mlp.pack();
@@ -279,8 +289,9 @@ at::Tensor BlockDiffusionModel::forward_embedded(at::Tensor hidden, const at::Te
       normed = layer.input_norm(hidden);
     }
     seams.before_layer(index, hidden);
-    at::Tensor attended =
-        seams.attention_block(index, layer.attention, normed, rotations[layer.rope]);
+    at::Tensor attended = layer.attention_conv.around(normed, [&](const at::Tensor& x) {
+      return seams.attention_block(index, layer.attention, x, rotations[layer.rope]);
+    });
     if (layer.attention_norm.defined()) attended = layer.attention_norm(attended);
     if (last) {
       if (const auto needed = seams.needed_rows()) {
@@ -291,8 +302,10 @@ at::Tensor BlockDiffusionModel::forward_embedded(at::Tensor hidden, const at::Te
     auto [with_attention, ffn_input] = layer.post_norm.of_sum(hidden, attended);
     const RouterListener heard = [&](const RouterChoice& choice) { seams.routed(index, choice); };
     const at::Tensor& residual = with_attention;
-    const at::Tensor made = seams.ffn(index, ffn_input, [&](const at::Tensor& x) {
-      return apply(layer.feed_forward, x, residual, heard);
+    const at::Tensor made = seams.ffn(index, ffn_input, [&](const at::Tensor& rows) {
+      return layer.mlp_conv.around(rows, [&](const at::Tensor& x) {
+        return apply(layer.feed_forward, x, residual, heard);
+      });
     });
     const RmsNorm& next = last ? norm_ : layers_[static_cast<size_t>(index) + 1].input_norm;
     if (layer.scalar.defined()) {

@@ -14,6 +14,7 @@
 #include "probe/model/attention_layer.h"
 #include "probe/model/feed_forward.h"
 #include "probe/model/forward_seams.h"
+#include "probe/model/grouped_conv.h"
 
 namespace blockscope {
 
@@ -104,6 +105,7 @@ class BlockDiffusionModel {
     RmsNorm input_norm, post_norm;  // over hidden_size
     AttentionLayer attention;
     FeedForward feed_forward;
+    GroupedConv attention_conv, mlp_conv;  // of a DFlash 2 draft; of others, none
     RmsNorm attention_norm{};              // of the attention's output; may be undefined
     at::Tensor scalar{}, canvas_scalar{};  // [1] factors of the layer's output; may be undefined
     size_t rope = 0;                       // in ropes_
@@ -123,6 +125,7 @@ class BlockDiffusionModel {
   RmsNorm norm_of(const std::string& name) const;
   RmsNorm plain_norm(int64_t width) const;  // without a weight
   AttentionLayer attention_of(int64_t index) const;
+  GroupedConv conv_of(const std::string& name) const;
   GatedMlp mlp_of(const std::string& name) const;
   FeedForward feed_forward_of(int64_t index) const;
   void add_gemma_parts(int64_t index, Layer& layer) const;

@@ -86,6 +86,12 @@ void Recorder::add_verdict(const DraftVerdict& verdict, TraceRow& row) {
   floats(Field::drafted_probability_under_target, verdict.drafted_probability_under_target);
   floats(Field::draft_entropy, verdict.draft_entropy);
   floats(Field::draft_target_entropy, verdict.target_entropy);
+  if (!verdict.candidates) return;
+  ints(Field::candidate_token, verdict.candidates->token);
+  floats(Field::candidate_probability, verdict.candidates->probability);
+  floats(Field::candidate_score, verdict.candidates->score);
+  ints(Field::candidate_chosen, verdict.candidates->chosen);
+  ints(Field::candidate_target, verdict.candidates->target);
 }
 
 }  // namespace blockscope

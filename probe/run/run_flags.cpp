@@ -145,9 +145,10 @@ std::filesystem::path draft_folder(const std::string& name, const Environment& e
 }
 
 void check_round_length(const std::string& option, int64_t length, const ModelConfig& draft) {
-  if (length <= draft.draft->block_size) return;
-  throw UsageError(fmt::format("{}: expected at most the draft's {}, got {}", option,
-                               draft.draft->block_size, length));
+  const int64_t longest = draft.draft->longest_round();
+  if (length <= longest) return;
+  throw UsageError(
+      fmt::format("{}: expected at most the draft's {}, got {}", option, longest, length));
 }
 
 LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const LoadedModel& target,
@@ -167,7 +168,7 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
   if (!checkpoint.config().draft) {
     throw CheckpointError(
         fmt::format("--draft: {}: expected a DFlash draft (dflash_config, or "
-                    "speculators_model_type \"dflash\", in "
+                    "speculators_model_type \"dflash\" or \"dflash2\", in "
                     "config.json), got model_type \"{}\"",
                     recorded.source.folder.string(), checkpoint.config().model_type));
   }

@@ -113,7 +113,28 @@ def check_pairs(folder):
     write_prompts(own / "prompts.jsonl", 9, (4, 11, 1), (50,))
     assert check("speculators", capture(own, "own.h5", "--record", "sets")).shares["by_target_rank_under_draft"]["none"]
     check_certain(always)
+    check_second(folder / "second")
     return greedy, short
+
+
+def check_second(folder):
+    """A draft with a selector, and one that samples from the anchor."""
+    write_pair(folder, Shape(vocab=12, block_size=8, second=(2, 16, 6, 4), seed=1))
+    write_prompts(folder / "prompts.jsonl", 12, (3, 20, 9), (60, 25))
+    found = check("selector", capture(folder, "run.h5", "--record", "summary"))
+    assert all(any(values) for values in found.shares["selector"].values()) and len(found.shares["by_chosen"]) == 4
+    for name, value in (("candidate_chosen", 4), ("candidate_target", -2)):
+        spoiled = folder / "spoiled.h5"
+        shutil.copy(folder / "run.h5", spoiled)
+        with h5py.File(spoiled, "r+") as file:
+            file[f"/draft/{name}"][3] = value
+        refused(spoiled, f"/draft/{name}", "row 3", f"got {value}")
+    check("selector, the target's trace", capture(folder, "target.h5", "--recorded-model", "target"))
+    anchor = folder / "anchor"
+    write_pair(anchor, Shape(vocab=6, draft_vocab=6, target_layers=(1, 3), from_anchor=True, seed=8))
+    write_prompts(anchor / "prompts.jsonl", 6, (4, 11, 1), (50,))
+    trace = capture(anchor, "run.h5", "--record", "summary")
+    assert check("from the anchor", trace).block_length == 6 and Trace(trace).shift == 1
 
 
 def check_imported(folder, trace):

@@ -65,7 +65,11 @@ class Trace:
         model = json.loads(f["/model/json"][:].tobytes())
         self.imported = "imported_from" in model
         self.has_mass = "attention" in f and "lse_internal" in f["attention"] and "draft" not in model  # a target's
-        self.drafted = f["/steps/valid"][:self.rows].astype(int).sum(1) - 1
+        # From the anchor, the last drafted position has no row of the draft.
+        self.drafted = ((f["/steps/valid"][:self.rows] > 0) | (column("/draft/token") >= 0)).astype(int).sum(1) - 1
+        self.shift = int(f["/model"].attrs["logit_shift"])
+        self.chosen, self.of_target = ((column(f"/draft/candidate_{n}") for n in ("chosen", "target"))
+                                       if "draft_candidates" in f.attrs else (None, None))
         self.cost = {n: f[f"/draft/cost/{n}"][:] for n in ("block_length", "draft_ns", "target_ns")} \
             if "draft_costs" in f.attrs else None
 
@@ -105,6 +109,7 @@ class Reference:
         self.lengths, self.block_length = collections.Counter(), traces[0].block_length
         self.vocab, self.traces = traces[0].vocab, traces
         self.has_mass = all(trace.has_mass for trace in traces)
+        self.has_selector = all(trace.chosen is not None for trace in traces)
         self.by_depth, self.first_rounds, self.first_sure = [], [], []
         self.sure_refused, self.unsure_target, self.shifted = [], [], [0, 0, 0, 0]
         self.times = []  # of each trace with costs: its rounds' lengths, its costs
@@ -210,6 +215,8 @@ class Reference:
                 self.means["means"][f"{name.replace('_', ' ')}, {verdict}"].values.append(value)
             else:
                 self.left_out[UNKNOWN] += 1
+        if self.has_selector:
+            self.add_selection(int(trace.chosen[row, p]), int(trace.of_target[row, p]), p, taken)
         if trace.imported and trace.target_rank_under_draft[row, p] < 0:
             return
         rank, size = int(trace.target_rank_under_draft[row, p]), 1
@@ -218,6 +225,18 @@ class Reference:
             if size >= self.vocab:
                 break
             size *= 2
+
+    def add_selection(self, chosen, of_target, p, taken):
+        self.shares["among_candidates"][str(p)].append(of_target >= 0)
+        self.shares["by_chosen"][str(chosen)].append(taken)
+        named = self.shares["selector"]
+        named["target's token among the candidates"].append(of_target >= 0)
+        named["chose another than the most probable"].append(chosen != 0)
+        if chosen:
+            named["accepted, another chosen"].append(taken)
+            named["most probable was right, another chosen"].append(of_target == 0)
+        else:
+            named["accepted, most probable chosen"].append(taken)
 
     def add_masses(self, trace, row, inside):
         if not trace.recorded[row]:
@@ -228,10 +247,10 @@ class Reference:
         for slot, layer in enumerate(str(n) for n in trace.file["/layer"][:]):
             for p in inside:
                 taken = bool(trace.accepted[row] >= p)
-                for name, value in zip(heads, masses[slot, :, p]):
+                for name, value in zip(heads, masses[slot, :, p - trace.shift]):
                     if np.isfinite(value):
                         self.means["mass_accepted" if taken else "mass_refused"][layer, name].values.append(value)
-                mean = masses[slot, :, p].mean()
+                mean = masses[slot, :, p - trace.shift].mean()
                 if np.isnan(mean):
                     self.left_out[NON_FINITE] += 1
                 else:

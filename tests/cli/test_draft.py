@@ -133,6 +133,11 @@ class Drafts(RefusalCase):
                 ("block_size", 1, ["block_size", "from 2", "1"]), ("block_size", ABSENT, ["block_size", "nothing"]),
                 ("dflash_config", inner | {"target_layer_ids": [2, 0, 2]}, ["target_layer_ids", "every layer once"]),
                 ("dflash_config", inner | {"projector_type": "domino"}, ["projector_type", "no such key"]),
+                ("dflash_config", inner | {"selector_top_k": 4}, ["selector_top_k", "DFlash2DraftModel"]),
+                ("dflash_config", inner | {"attention_sink_bias": True}, ["attention_sink_bias", "no such key"]),
+                ("conv_group_size", 4, ["conv_group_size", "DFlash2DraftModel"]),
+                ("speculators_model_type", "dflash", ["speculators_model_type", "two layouts"]),
+                ("layer_types", ["sliding_attention"] * DRAFT_LAYERS, ["layer_types", "use_sliding_window"]),
                 ("num_target_layers", 0, ["num_target_layers", "from 1"]),
                 ("dflash_config", inner | {"target_layer_ids": [0, 4]}, ["target_layer_ids", "num_target_layers = 4"]),
                 ("dflash_config", inner | {"target_layer_ids": [-1, 2]}, ["target_layer_ids", "from 0"]),
@@ -146,13 +151,42 @@ class Drafts(RefusalCase):
         for key, value, words in (
                 ("block_size", 1, ["block_size", "from 2", "1"]),
                 ("speculators_model_type", "eagle3", ["speculators_model_type", '"dflash"']),
-                ("sample_from_anchor", True, ["sample_from_anchor", "false"]),
+                ("selector_rank", 4, ["selector_rank", "DFlash2DraftModel"]),
+                ("projector_type", "domino", ["projector_type", '"dflash"']),
                 ("draft_vocab_size", VOCAB + 1, ["draft_vocab_size", str(VOCAB)]),
                 ("mask_token_id", ABSENT, ["mask_token_id", "nothing"]), ("mask_token_id", None, ["mask_token_id"]),
                 ("aux_hidden_state_layer_ids", ABSENT, ["aux_hidden_state_layer_ids", "nothing"]),
                 ("aux_hidden_state_layer_ids", [0, 2], ["aux_hidden_state_layer_ids", "from 1"]),
                 ("transformer_layer_config", ABSENT, ["transformer_layer_config", "nothing"])):
             self.refuses(words, self.made_own(speculators_config(**{key: value})))
+
+    def test_a_second_draft(self):
+        keys = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 3, "selector_top_k": 4}
+        inner = zlab_config()["dflash_config"] | keys
+        second = lambda **changes: zlab_config(architectures=["DFlash2DraftModel"], dflash_config=inner | changes)
+        ones = lambda *shape: np.full(shape, 0.1, np.float32)
+        tensors = {f"candidate_selector.{side}_codebook": ones(VOCAB, 3) for side in ("predecessor", "successor")}
+        tensors["candidate_selector.hidden_projection.weight"] = ones(3, HIDDEN)
+        for layer in range(DRAFT_LAYERS):
+            for part in ("attention_conv", "mlp_conv"):
+                tensors[f"layers.{layer}.{part}.base_kernel"] = ones(2, 2, HIDDEN)
+                tensors[f"layers.{layer}.{part}.kernel_projection.weight"] = ones(4 * HIDDEN // 8, HIDDEN)
+        out = self.root / "second.h5"
+        code, _, err = capture(self.model, "--draft", self.made(second(), **tensors), "--prompt", "a", "--gen-length", 6,
+                               "--no-stop", "-o", out)
+        self.assertEqual(code, 0, err)
+        for name in ("candidate_selector.successor_codebook", "layers.1.mlp_conv.base_kernel"):
+            self.refuses([name, "missing (1)"], self.made(second(), **tensors | {name: ABSENT}), lines=4)
+        name = "candidate_selector.predecessor_codebook"
+        self.refuses([name, f"[{VOCAB}, 3]", f"[{VOCAB}, 4]"], self.made(second(), **tensors | {name: ones(VOCAB, 4)}), lines=4)
+        # Made for a draft of another kind, in both directions.
+        self.refuses(["attention_conv", "unknown"], self.made(**tensors), lines=None)
+        self.refuses(["attention_conv", "missing"], self.made(second()), lines=None)
+        for key, value, words in (("selector_top_k", VOCAB + 1, [f"from 1 to {VOCAB}"]), ("selector_rank", 0, ["from 1"]),
+                                  ("conv_kernel_size", BLOCK + 1, [f"from 1 to {BLOCK}"]),
+                                  ("conv_group_size", 5, ["a divisor of hidden_size"]),
+                                  ("output_multiplier", -1, []), ("selector_rank", None, ["an integer"])):
+            self.refuses([key, *words], self.made(second(**{key: value}), **tensors))
 
     def test_models_in_the_wrong_place(self):
         self.refuses(["--draft", "expected a DFlash draft", '"qwen3"'], self.model)

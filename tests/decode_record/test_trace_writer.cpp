@@ -284,6 +284,9 @@ TEST(TraceMeta, RefusesNumbersThatContradictEachOther) {
   meta = kMeta;
   meta.softmax_scale = 0.0;
   EXPECT_THROW(check_meta(meta), UsageError);
+  meta = kMeta;
+  meta.draft_candidates = 1;  // without a draft
+  EXPECT_THROW(check_meta(meta), UsageError);
   EXPECT_THROW(parse_record_level("everything"), UsageError);
 }
 

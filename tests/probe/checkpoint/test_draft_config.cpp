@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/model_config.h"
@@ -93,6 +96,142 @@ TEST(DraftConfig, ReadsTheLayoutOfSpeculators) {
   EXPECT_TRUE(model.draft->maps_vocabulary(model.vocab_size));
   EXPECT_FALSE(model.tie_word_embeddings);
   EXPECT_EQ(model.num_layers, 3);
+}
+
+/// A published config: tests/fixtures/dflash2-config.json of z-lab/dflash, with smaller sizes.
+json second_json() {
+  json config = shape_json(5);
+  config["architectures"] = {"DFlash2DraftModel"};
+  config["num_target_layers"] = 52;
+  config["is_causal"] = false;
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 2048;
+  config["max_window_layers"] = 5;
+  config["layer_types"] = std::vector<std::string>(5, "sliding_attention");
+  config["dflash_config"] = {{"block_size", 16},
+                             {"conv_group_size", 16},
+                             {"conv_kernel_size", 2},
+                             {"final_logit_softcapping", 20.0},
+                             {"mask_token_id", 98},
+                             {"output_multiplier", 0.19611613513818404},
+                             {"selector_rank", 256},
+                             {"selector_top_k", 16},
+                             {"target_layer_ids", {1, 13, 25, 37, 49}}};
+  return config;
+}
+
+TEST(DraftConfig, ReadsAPublishedDflash2Draft) {
+  const ModelConfig model = parse_draft(second_json());
+  const DraftConfig& draft = *model.draft;
+  ASSERT_TRUE(draft.second.has_value());
+  EXPECT_EQ(draft.second->conv_taps, 2);
+  EXPECT_EQ(draft.second->conv_group, 16);
+  EXPECT_EQ(draft.second->selector_rank, 256);
+  EXPECT_EQ(draft.second->candidates, 16);
+  EXPECT_EQ(draft.output_multiplier, 0.19611613513818404);
+  EXPECT_EQ(draft.soft_cap, 20.0);
+  EXPECT_EQ(draft.embedding_scale, 1.0);
+  EXPECT_FALSE(draft.causal(0));
+  ASSERT_EQ(model.layer_shapes.size(), 5U);
+  EXPECT_EQ(model.layer(4).window, 2048);
+  std::vector<std::string> names;
+  for (const ExpectedTensor& tensor : expected_tensors(model)) names.push_back(tensor.name);
+  for (const char* name :
+       {"layers.4.attention_conv.base_kernel", "layers.0.mlp_conv.kernel_projection.weight",
+        "candidate_selector.hidden_projection.weight", "candidate_selector.predecessor_codebook",
+        "candidate_selector.successor_codebook"}) {
+    EXPECT_THAT(names, testing::Contains(name));
+  }
+}
+
+TEST(DraftConfig, KeysOfASecondDraftMayStandOutside) {
+  json config = second_json();
+  config["selector_rank"] = 8;
+  EXPECT_THAT(checkpoint_error([&] { parse_draft(config); }), HasSubstr("8 as outside of it"));
+  config["dflash_config"].erase("selector_rank");
+  EXPECT_EQ(parse_draft(config).draft->second->selector_rank, 8);
+}
+
+TEST(DraftConfig, ADraftIsOneOrTheOther) {
+  json config = second_json();
+  config["architectures"] = {"DFlashDraftModel"};
+  EXPECT_THAT(checkpoint_error([&] { parse_draft(config); }), HasSubstr("DFlash2DraftModel"));
+  for (const char* key :
+       {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}) {
+    json without = second_json();
+    without["dflash_config"].erase(key);
+    EXPECT_THAT(checkpoint_error([&] { parse_draft(without); }), HasSubstr(key));
+  }
+  for (const auto& [key, wrong] : {std::pair{"conv_kernel_size", 17},
+                                   {"conv_group_size", 7},
+                                   {"selector_rank", 0},
+                                   {"selector_top_k", 101},
+                                   {"output_multiplier", 0},
+                                   {"final_logit_softcapping", -1}}) {
+    json changed = second_json();
+    changed["dflash_config"][key] = wrong;
+    EXPECT_THAT(checkpoint_error([&] { parse_draft(changed); }), HasSubstr(key));
+  }
+  json both = second_json();
+  both["speculators_model_type"] = "dflash2";
+  EXPECT_THAT(checkpoint_error([&] { parse_draft(both); }), HasSubstr("two layouts"));
+}
+
+TEST(DraftConfig, WindowedLayersAreCausalUnlessTheFileSaysOtherwise) {
+  json config = second_json();
+  config["layer_types"][2] = "full_attention";
+  config.erase("is_causal");
+  ModelConfig model = parse_draft(config);
+  EXPECT_EQ(model.layer(2).window, 0);
+  EXPECT_TRUE(model.draft->causal(1));
+  EXPECT_FALSE(model.draft->causal(2));
+  config["dflash_config"]["causal"] = true;
+  model = parse_draft(config);
+  EXPECT_TRUE(model.draft->causal(2));
+  config["is_causal"] = false;
+  EXPECT_FALSE(parse_draft(config).draft->causal(1));
+  config["use_sliding_window"] = false;
+  EXPECT_THAT(checkpoint_error([&] { parse_draft(config); }), HasSubstr("layer_types"));
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 15;
+  EXPECT_THAT(checkpoint_error([&] { parse_draft(config); }), HasSubstr("16 positions"));
+}
+
+json speculators_json(const std::string& type) {
+  return {{"speculators_model_type", type},
+          {"architectures", {type == "dflash2" ? "DFlash2DraftModel" : "DFlashDraftModel"}},
+          {"block_size", 8},
+          {"mask_token_id", 98},
+          {"draft_vocab_size", 100},
+          {"aux_hidden_state_layer_ids", {2, 5}},
+          {"transformer_layer_config", shape_json(3)}};
+}
+
+TEST(DraftConfig, SpeculatorsDraftsMaySampleFromTheAnchor) {
+  json config = speculators_json("dflash");
+  config["sample_from_anchor"] = true;
+  const ModelConfig model = parse_draft(config);
+  EXPECT_TRUE(model.draft->from_anchor);
+  EXPECT_EQ(model.block_length->value, 9);  // the certain token, and one for each row
+  EXPECT_EQ(model.logit_shift, 1);
+}
+
+TEST(DraftConfig, SpeculatorsHaveASecondKind) {
+  json config = speculators_json("dflash2");
+  for (const auto& [key, value] : {std::pair{"conv_kernel_size", 2},
+                                   {"conv_group_size", 16},
+                                   {"selector_rank", 8},
+                                   {"selector_top_k", 4}}) {
+    config[key] = value;
+  }
+  EXPECT_EQ(parse_draft(config).draft->second->candidates, 4);
+  for (const auto& [key, wrong] : {std::pair<const char*, json>{"sample_from_anchor", true},
+                                   {"draft_vocab_size", 50},
+                                   {"architectures", {"DFlashDraftModel"}}}) {
+    json changed = config;
+    changed[key] = wrong;
+    EXPECT_THAT(checkpoint_error([&] { parse_draft(changed); }), HasSubstr(key));
+  }
 }
 
 TEST(DraftConfig, DefaultLayersNeedATargetThatHasThem) {

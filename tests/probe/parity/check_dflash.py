@@ -18,6 +18,7 @@ from trace_file import Trace
 NEAR_TIE = 1e-4  # in logits
 REASONS = {1: "length", 2: "stop"}
 SET_SIZE = 6
+CANDIDATES = ("candidate_token", "candidate_probability", "candidate_score", "candidate_chosen", "candidate_target")
 
 
 @dataclasses.dataclass
@@ -48,6 +49,28 @@ CASES = [
     Case("two prefill passes", Shape(vocab=5, block_size=4, layers=4, draft_layers=1, target_layers=(1, 2), seed=8),
          lengths=(512, 700), gen_lengths=(9, 12)),
     Case("speculators, fewer tokens", Shape(vocab=9, draft_vocab=5, target_layers=(0, 2, 4), seed=44), stop=True),
+    Case("DFlash 2", Shape(vocab=12, block_size=8, second=(2, 16, 6, 4), seed=1), stop=True),
+    Case("DFlash 2, factors", Shape(vocab=9, block_size=6, second=(3, 4, 5, 9), target_layers=(1, 3), seed=2,
+                                    block_key_inside=True,
+                                    factors={"input_embedding_scale": 1.5, "output_multiplier": 0.4,
+                                             "final_logit_softcapping": 3.0})),
+    Case("DFlash 2, one candidate, blocks of 2", Shape(vocab=7, block_size=5, second=(2, 8, 3, 1), seed=3),
+         block_length=2),
+    Case("DFlash 2 of speculators", Shape(vocab=8, draft_vocab=8, target_layers=(0, 4), second=(2, 32, 4, 3), seed=4),
+         level="outputs"),
+    Case("factors of DFlash 1", Shape(vocab=6, seed=6, factors={"input_embedding_scale": 0.5, "output_multiplier": 2.0,
+                                                               "final_logit_softcapping": 5.0})),
+    Case("a target with experts", Shape(vocab=6, experts=5, second=(2, 16, 4, 3), seed=30)),
+    Case("from the anchor", Shape(vocab=6, draft_vocab=6, target_layers=(1, 3), from_anchor=True, seed=8), stop=True),
+    Case("from the anchor, fewer tokens, shorter blocks",
+         Shape(vocab=9, draft_vocab=5, target_layers=(2,), from_anchor=True, block_size=6, seed=9), block_length=4,
+         level="sets"),
+    Case("windows, causal by default", Shape(vocab=6, windows=(9, 0), block_size=5, seed=10)),
+    Case("windows of DFlash 2, whole blocks", Shape(vocab=12, windows=(16, 16), causal=False, block_size=6,
+                                                    second=(2, 16, 6, 4), seed=11)),
+    Case("causal without windows", Shape(vocab=6, causal=True, seed=12)),
+    Case("windows of speculators' drafts", Shape(vocab=7, draft_vocab=7, windows=(0, 7), target_layers=(1,),
+                                                from_anchor=True, block_size=6, seed=13), level="sets"),
     Case("speculators, all tokens", Shape(vocab=6, draft_vocab=6, target_layers=(3,), block_size=7, seed=119),
          level="sets"),
 ]
@@ -76,6 +99,11 @@ def compare_columns(trace, index, prompt, run, where, worst):
     ours = trace.rows("/draft/accepted")[rows].tolist()
     harness.require(ours == [row.accepted for row in run.rows], f"{where}: accepted {ours}")
     for number, row in zip(rows, run.rows):
+        # The last position of a round that begins to draft at the anchor has no row of the draft.
+        valid = trace.rows("/steps/valid")[number].tolist()
+        queries = {PREFILL: 0, DENOISE: row.queries, COMMIT: len(valid)}[row.kind]
+        expected = [1] * queries + [0] * (len(valid) - queries)
+        harness.require(valid == expected, f"{where}, row {number}: valid {valid}, expected {expected}")
         positions, tokens, confidence = trace.delta(int(number))
         decided = [list(column) for column in zip(*row.decided)] or [[], [], []]
         harness.require([positions, tokens] == decided[:2],
@@ -88,6 +116,8 @@ def compare_columns(trace, index, prompt, run, where, worst):
 def compare_verdict(trace, number, row, where, worst):
     size = trace.rows("/steps/valid").shape[1]
     hole = {np.dtype(np.int32): -1, np.dtype(np.float32): np.nan}
+    for name in CANDIDATES:
+        compare_candidates(trace, number, name, row.candidates.get(name), where, worst)
     said = {f"/draft/{name}": values for name, values in row.verdict.items()}
     for group in ("/prediction", "/draft"):
         said |= {f"{group}/token": row.drafted, f"{group}/confidence": row.confidence}
@@ -102,27 +132,62 @@ def compare_verdict(trace, number, row, where, worst):
             worst.add(path, ours, expected, 1e-4)
 
 
+def compare_candidates(trace, number, name, values, where, worst):
+    """values: of block positions from 1 on, or None: a row without candidates, or a trace without a selector."""
+    path = f"/draft/{name}"
+    if not trace.has(path):
+        harness.require(values is None, f"{where}: no {path}")
+        return
+    ours = trace.rows(path)[number]
+    none = np.nan if ours.dtype == np.float32 else -1
+    expected = np.full(ours.shape, none)
+    if values is not None:
+        expected[1:] = values
+    if ours.dtype == np.int32:
+        harness.require(np.array_equal(ours, expected),
+                        f"{where}: {path} {ours.tolist()}, expected {expected.tolist()}")
+    else:
+        worst.add(path, ours, expected, 1e-4, max(1.0, np.abs(np.nan_to_num(expected)).max()))
+
+
+def to_block(rows, axis, valid):
+    """The rows of a pass along `axis` at the positions where `valid` is true; NaN at the others."""
+    if axis is None or valid.all():
+        return rows
+    shape = list(rows.shape)
+    shape[axis] = len(valid)
+    block = np.moveaxis(np.full(shape, np.nan), axis, 0)
+    block[valid] = np.moveaxis(rows, axis, 0)
+    return np.moveaxis(block, 0, axis)
+
+
 def compare_layers(trace, number, row, spec, worst):
     get = lambda path, *at: trace.file[path][(number, *at)].astype(np.float64)
+    valid = trace.rows("/steps/valid")[number].astype(bool)
     for layer, seen in enumerate(row.layers):
         query, key, value, context_key, context_value, hidden = (
             getattr(seen, name).detach().numpy()
             for name in ("query", "key", "value", "context_key", "context_value", "hidden"))
         scale = query.shape[-1] ** -0.5
         outer, inner = am.scores_of(query, context_key, scale), am.scores_of(query, key, scale)
-        external, internal = am.attention(outer, context_value), am.attention(inner, value)
+        outside, inside = (part.numpy() for part in seen.seen)
+        external, internal = am.attention(outer, context_value, outside), am.attention(inner, value, inside)
         mass = 1 / (1 + np.exp(internal[1] - external[1]))
-        for path, expected in (("/attention/external", external[0]), ("/attention/lse_external", external[1]),
-                               ("/attention/internal", internal[0]), ("/attention/lse_internal", internal[1]),
-                               ("/query/query", query), ("/hidden/hidden", hidden),
-                               ("/kv/key", key), ("/kv/value", value), ("/summary/external_mass", mass.mean(-1))):
+        for path, expected, axis in (
+                ("/attention/external", external[0], 1), ("/attention/lse_external", external[1], 1),
+                ("/attention/internal", internal[0], 1), ("/attention/lse_internal", internal[1], 1),
+                ("/query/query", query, 1), ("/hidden/hidden", hidden, 0), ("/kv/key", key, 1), ("/kv/value", value, 1),
+                ("/summary/external_mass", mass.mean(-1), None)):
             if trace.has(path):
                 size = max(1.0, np.abs(expected).max()) * (max(1.0, np.abs(inner).max()) if "attention" in path else 1)
-                worst.add(path, get(path, layer), expected, 5e-5, size)
-        truth = am.mean_probability(outer, external[1], spec.kv_heads)
-        index = trace.file["/sets/topk"][number, layer] if trace.has("/sets/topk") else None
-        if index is None:
+                worst.add(path, get(path, layer), to_block(expected, axis, valid), 5e-5, size)
+        if not trace.has("/sets/topk"):
             continue
+        # The sets are of keys that every row sees, in absolute positions.
+        first = int(np.argmax(outside.all(0))) if outside.size else 0
+        truth = am.mean_probability(outer[..., first:], external[1], spec.kv_heads)
+        index = trace.file["/sets/topk"][number, layer]
+        index = np.where(index < 0, index, index - first)
         check_set(worst, "/sets/topk", index, get("/sets/probability", layer), truth, SET_SIZE)
         count = min(SET_SIZE, truth.shape[-1])
         best = np.sort(truth, -1)[:, ::-1]
@@ -171,7 +236,7 @@ def check_case(folder, case, worst, counts):
     generator = torch.Generator().manual_seed(case.seed)
     prompts = [(torch.randint(0, case.shape.vocab - 1, (n,), generator=generator).tolist(), count)
                for n, count in zip(case.lengths, case.gen_lengths)]
-    block = case.block_length or case.shape.block_size
+    block = case.block_length or pair.longest_round
     free = [decode(pair, prompt, count, block) for prompt, count in prompts]
     # The token that comes up last, so that there are rounds before; --stop-id refuses the mask's.
     longest = free[-1].answer
@@ -200,6 +265,9 @@ def check_case(folder, case, worst, counts):
         counts["everything accepted"] += sum(row.accepted == block - 1 for row in drafts)
         counts["cut at the answer's end"] += sum(len(row.decided) < row.accepted for row in drafts)
         counts["choices the draft lacks"] += sum(rank == -1 for row in drafts for rank in row.verdict["target_rank_under_draft"])
+        for row in drafts:
+            counts["chose another than the best"] += sum(i > 0 for i in row.candidates.get("candidate_chosen", ()))
+            counts["target's token no candidate"] += sum(i < 0 for i in row.candidates.get("candidate_target", ()))
         counts["stopped"] += run.reason == "stop"
         counts["nearest decision"] = min(counts["nearest decision"], run.margin)
 

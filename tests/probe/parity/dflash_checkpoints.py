@@ -1,5 +1,6 @@
-"""Random tiny targets and DFlash drafts for them, in the two layouts that are published: z-lab's (`dflash_config` among
-Qwen3's keys; embedding and LM head are the target's) and speculators' (a vocabulary of its own)."""
+"""Random tiny targets, and DFlash and DFlash 2 drafts for them, in the two layouts that are published: z-lab's
+(`dflash_config` among Qwen3's keys; embedding and LM head are the target's) and speculators' (a vocabulary of its
+own)."""
 
 import dataclasses
 import json
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 THETA = 5000.0
+DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
 @dataclasses.dataclass
@@ -29,6 +31,12 @@ class Shape:
     tied: bool = False
     draft_vocab: int | None = None  # speculators' layout, with that many tokens
     block_key_inside: bool = False  # block_size is in dflash_config
+    experts: int = 0                # of the target; 0: a dense one
+    from_anchor: bool = False       # speculators' layout
+    second: tuple | None = None     # DFlash 2: taps, channels of a group, rank and candidates of the selector
+    windows: tuple = ()             # of the draft's layers, all 0 or of one size; empty: no keys say anything
+    causal: bool | None = None      # z-lab: is_causal; speculators: not sliding_window_non_causal; None: no key
+    factors: dict = dataclasses.field(default_factory=dict)  # keys of dflash_config: embedding, multiplier, cap
     positions: int = 1024
     llama: bool = False  # the target is Llama 3.1, not Qwen3
     seed: int = 0
@@ -44,16 +52,21 @@ def default_layers(target_layers, draft_layers):
 def write_target(folder, shape):
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(shape.seed)
-    kind, of_config, rope = transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {}
+    kind, of_config, own = transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {}
     if shape.llama:
         kind, of_config = transformers.LlamaForCausalLM, transformers.LlamaConfig
-        rope = {"rope_parameters": {
+        own = {"rope_parameters": {
             "rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 32}}
+    if shape.experts:
+        kind, of_config = transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig
+        own = {"num_experts": shape.experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+               "norm_topk_prob": True, "experts_implementation": "eager"}
     config = of_config(
         vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=48, num_hidden_layers=shape.layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=shape.positions,
-        **rope, tie_word_embeddings=shape.tied, initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=None,
+        **own, tie_word_embeddings=shape.tied, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
+        pad_token_id=None,
         attn_implementation="eager")
     model = kind(config).eval()
     with torch.no_grad():
@@ -87,6 +100,15 @@ def draft_tensors(shape, num_taps):
             tensors[f"{name}{part}.weight"] = norm(hidden)
         for part in ("q_norm", "k_norm"):
             tensors[f"{name}self_attn.{part}.weight"] = norm(shape.head_dim)
+        for part in ("attention_conv", "mlp_conv") if shape.second else ():
+            taps, group = shape.second[:2]
+            tensors[f"{name}{part}.base_kernel"] = torch.cat([norm((2, 1, hidden)), random(2, taps - 1, hidden)], 1)
+            tensors[f"{name}{part}.kernel_projection.weight"] = random(2 * taps * (hidden // group), hidden)
+    if shape.second:
+        rank = shape.second[2]
+        tensors["candidate_selector.hidden_projection.weight"] = random(rank, hidden)
+        for part in ("predecessor", "successor"):
+            tensors[f"candidate_selector.{part}_codebook"] = 2 * random(shape.vocab, rank)
     if shape.draft_vocab:
         tensors["embed_tokens.weight"] = random(shape.vocab, hidden)
         tensors["lm_head.weight"] = random(shape.draft_vocab, hidden)
@@ -101,18 +123,26 @@ def draft_config(shape):
            "attention_bias": False, "use_sliding_window": False, "sliding_window": None,
            "tie_word_embeddings": shape.tied,
            "layer_types": ["full_attention"] * shape.draft_layers, "dtype": "float32"}
-    mask = shape.vocab - 1
+    if any(shape.windows):
+        own |= {"use_sliding_window": True, "sliding_window": max(shape.windows),
+                "layer_types": ["sliding_attention" if window else "full_attention" for window in shape.windows]}
+    mask, number = shape.vocab - 1, "2" if shape.second else ""
+    second = dict(zip(DFLASH2_KEYS, shape.second or ()))
     if shape.draft_vocab:
-        return {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "dtype": "float32",
-                "block_size": shape.block_size, "mask_token_id": mask, "draft_vocab_size": shape.draft_vocab,
+        return {"architectures": [f"DFlash{number}DraftModel"], "speculators_model_type": f"dflash{number}",
+                "dtype": "float32", "block_size": shape.block_size, "mask_token_id": mask,
+                "draft_vocab_size": shape.draft_vocab,
                 "aux_hidden_state_layer_ids": [layer + 1 for layer in shape.target_layers],
-                "sample_from_anchor": False, "transformer_layer_config": own}
-    dflash = {"mask_token_id": mask}
+                "sample_from_anchor": shape.from_anchor, "transformer_layer_config": own} | second | (
+                    {} if shape.causal is None else {"sliding_window_non_causal": not shape.causal})
+    dflash = {"mask_token_id": mask} | second | shape.factors
     if shape.target_layers is not None:
         dflash["target_layer_ids"] = list(shape.target_layers)
     holder = dflash if shape.block_key_inside else own
     holder["block_size"] = shape.block_size
-    return own | {"architectures": ["DFlashDraftModel"], "num_target_layers": shape.layers, "dflash_config": dflash}
+    own |= {} if shape.causal is None else {"is_causal": shape.causal}
+    return own | {"architectures": [f"DFlash{number}DraftModel"], "num_target_layers": shape.layers,
+                  "dflash_config": dflash}
 
 
 def write_draft(folder, shape, tensors=None, config=None):
@@ -133,6 +163,15 @@ def write_draft(folder, shape, tensors=None, config=None):
     return tensors, to_target
 
 
+def causal_layers(shape):
+    """Which layers are causal: in both layouts, by default those with a window, but none of speculators' DFlash 2."""
+    slides = [window > 0 for window in shape.windows]
+    if not shape.draft_vocab:
+        return [shape.causal] * shape.draft_layers if shape.causal is not None else slides
+    causal = not shape.second if shape.causal is None else shape.causal
+    return slides if causal else [False] * len(slides)
+
+
 def write_pair(folder, shape):
     """Folders `target` and `draft` under `folder`. -> Pair."""
     folder = pathlib.Path(folder)
@@ -140,5 +179,9 @@ def write_pair(folder, shape):
     tensors, to_target = write_draft(folder / "draft", shape)
     layers = shape.target_layers or default_layers(shape.layers, shape.draft_layers)
     weights = {name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    _, group, _, candidates = shape.second or (0, 0, 0, 0)
     return Pair(target, weights, shape.heads, shape.kv_heads, THETA, shape.vocab - 1, shape.block_size,
-                [layer + 1 for layer in layers], to_target)
+                [layer + 1 for layer in layers], to_target, shape.from_anchor,
+                shape.factors.get("input_embedding_scale", 1.0), shape.factors.get("output_multiplier", 1.0),
+                shape.factors.get("final_logit_softcapping", 0.0), group, candidates, shape.windows,
+                tuple(causal_layers(shape)))
