@@ -8,14 +8,13 @@
 #include <optional>
 #include <string>
 
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/config_limits.h"
 #include "probe/checkpoint/family_table.h"
 
 namespace blockscope {
 namespace {
 
-constexpr double kMaxTheta = 1e15;
-constexpr double kMaxFactor = 1e6;
 constexpr double kMaxCap = 1e6;
 constexpr std::int64_t kGlobalEvery = 6;  // by default, every sixth layer sees all keys
 

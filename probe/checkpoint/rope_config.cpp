@@ -16,8 +16,6 @@ namespace blockscope {
 namespace {
 
 // Limits far above any published value, so powers and logarithms stay finite in double.
-constexpr double kMaxTheta = 1e15;
-constexpr double kMaxFactor = 1e6;
 constexpr double kSmallest = 1e-6;
 
 // The proportional type is read by its family alone (diffusion_gemma_family.cpp).
