@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "probe/decode/canvas_decision.h"
 #include "probe/decode/sub_blocks.h"
 #include "probe/strategies/strategy_table.h"
 

@@ -59,13 +59,6 @@ bool masks_alone(const DecodeOptions& options);
 bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
                  const Watcher& watcher);
 
-/// A random token of the vocabulary for a position of a canvas, after step `stream.step` (0: before
-/// its first step).
-int64_t random_token(const DecodeOptions& options, const StreamId& stream, int64_t position,
-                     int64_t vocab_size);
-/// The random tokens of a recorded step.
-std::vector<Noise> noise_of(const ReplayStep& step);
-
 /// Shows the logits that decide_tokens takes, for these slots of the pass, with NaN at positions
 /// that the pass does not predict.
 void show_logits(Watcher& watcher, const PassContext& context, const std::vector<int64_t>& slots,
