@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "probe/checkpoint/model_config.h"
 #include "probe/decode/kv_cache.h"
 #include "probe/decode/observed_seams.h"
 #include "probe/draft/hidden_taps.h"

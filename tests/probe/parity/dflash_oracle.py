@@ -1,5 +1,5 @@
 """Speculative decoding with a DFlash or DFlash 2 draft in float64, from its rules and with no cache of its own: the
-target is transformers' Qwen3, Qwen3-MoE or Llama, the draft plain torch, and both go over everything again in every round.
+target is transformers' Qwen3, Qwen3-MoE or Llama, the draft plain torch. Both go over everything again in every round.
 
 A round: the draft sees one certain token and B - 1 masks, and in each of its layers the target's hidden features of
 every position before the certain token; its row i drafts block position i, from 1 on. The target then chooses a token
