@@ -202,9 +202,8 @@ void read_gemma_rope(const ConfigFile& file, ModelConfig& config, std::string& s
 void finish_gemma(const ConfigFile& file, ModelConfig& config) {
   const std::string key = "canvas_length";
   const auto canvas = file.whole.optional_integer(key, 1, config.max_position_embeddings);
-  if (!config.block_length) {
-    config.block_length = canvas ? Resolved<std::int64_t>{*canvas, "config.json:" + key}
-                                 : Resolved<std::int64_t>{256, std::string(kTableSource)};
+  if (canvas && config.block_length->source == kTableSource) {
+    config.block_length = {*canvas, "config.json:" + key};
   }
   if (config.mask_token_id) {
     throw UsageError(fmt::format(
@@ -292,6 +291,7 @@ Family diffusion_gemma_family() {
   family.experts = true;
   family.norm_weight_first = true;
   family.mask_keys = family.block_length_keys = {};  // finish_gemma() reads canvas_length
+  family.default_block_length = 256;
   family.keys = {{"num_experts_per_tok", "top_k_experts"}};
   family.weights.embed = "model.decoder.embed_tokens.weight";
   family.weights.norm = "model.decoder.norm.weight";
