@@ -16,6 +16,7 @@ namespace blockscope {
 namespace {
 
 constexpr double kMaxCap = 1e6;
+constexpr std::int64_t kUsualCanvas = 256;  // if canvas_length is absent
 constexpr std::int64_t kGlobalEvery = 6;  // by default, every sixth layer sees all keys
 
 // Keys of the outer object that images or the trainer need, or that text_config decides.
@@ -202,8 +203,10 @@ void read_gemma_rope(const ConfigFile& file, ModelConfig& config, std::string& s
 void finish_gemma(const ConfigFile& file, ModelConfig& config) {
   const std::string key = "canvas_length";
   const auto canvas = file.whole.optional_integer(key, 1, config.max_position_embeddings);
-  if (canvas && config.block_length->source == kTableSource) {
-    config.block_length = {*canvas, "config.json:" + key};
+  if (!config.block_length) {
+    config.block_length =
+        canvas ? Resolved<std::int64_t>{*canvas, "config.json:" + key}
+               : Resolved<std::int64_t>{kUsualCanvas, std::string(kTableSource)};
   }
   if (config.mask_token_id) {
     throw UsageError(fmt::format(
@@ -291,7 +294,6 @@ Family diffusion_gemma_family() {
   family.experts = true;
   family.norm_weight_first = true;
   family.mask_keys = family.block_length_keys = {};  // finish_gemma() reads canvas_length
-  family.default_block_length = 256;
   family.keys = {{"num_experts_per_tok", "top_k_experts"}};
   family.weights.embed = "model.decoder.embed_tokens.weight";
   family.weights.norm = "model.decoder.norm.weight";

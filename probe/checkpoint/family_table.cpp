@@ -209,7 +209,7 @@ std::vector<std::pair<std::string, std::string>> family_facts(const Family& fami
   if (!family.draft && family.attention != FamilyAttention::causal) {
     const bool canvas = family.attention == FamilyAttention::canvas;
     add("block length",
-        canvas ? "\"canvas_length\""
+        canvas ? "\"canvas_length\", 256 by default"
                : quoted(family.block_length_keys) + default_text(family.default_block_length));
     add("mask token id",
         canvas ? "none: undecided positions hold random tokens"

@@ -38,7 +38,7 @@ TEST(FamilyTable, EveryEntryIsCompleteAndUnique) {
     const bool own_mask = !family.draft && !canvas && family.attention != FamilyAttention::causal;
     EXPECT_EQ(own_mask, family.default_mask_token_id.has_value());
     // The files of dLLM's models don't say whether they have blocks.
-    const bool own_blocks = canvas || (own_mask && !family.name.starts_with("a2d-"));
+    const bool own_blocks = own_mask && !family.name.starts_with("a2d-");
     EXPECT_EQ(own_blocks, family.default_block_length.has_value());
     EXPECT_EQ(own_mask, !family.mask_token.empty());
     EXPECT_TRUE(!family.training.by_name || family.training.config_json != nullptr);
