@@ -188,6 +188,8 @@ nb::list changes_of(TraceHandle& trace, std::int64_t sequence) {
     const TraceMeta& meta = reader.info().meta;
     const DecodeRecord record = reader.decode_record(sequence);
     std::vector<std::int64_t> tokens = record.initial_frame().generated_tokens;
+    if (meta.noise_canvas)
+      std::ranges::fill(tokens, meta.mask_token_id);  // the noise before step 1
     const std::int64_t prompt = std::ssize(record.initial_frame().prompts.at(0));
     std::vector<Step> found;
     for (const std::int64_t row : reader.rows_of(sequence)) {

@@ -47,7 +47,7 @@ Tolerance tolerance_of(const TraceMeta& a, const TraceMeta& b, const TeacherOpti
 void require_one_model(const TraceReader& a, const TraceReader& b) {
   const TraceMeta& here = a.info().meta;
   const TraceMeta& there = b.info().meta;
-  const auto same = [&](const char* name, std::int64_t mine, std::int64_t theirs) {
+  const auto same = [&](const std::string& name, std::int64_t mine, std::int64_t theirs) {
     if (mine == theirs) return;
     throw UsageError(fmt::format(
         "{}: expected a trace of the same model as {}: {} {} there, {} here. HINT: --teacher "
@@ -64,6 +64,12 @@ void require_one_model(const TraceReader& a, const TraceReader& b) {
   same("num_kv_heads", here.num_kv_heads, there.num_kv_heads);
   same("head_dim", here.head_dim, there.head_dim);
   same("hidden_size", here.hidden_size, there.hidden_size);
+  for (std::int64_t layer = 0; layer < here.num_layers; ++layer) {
+    same(fmt::format("head_dim of layer {}", layer), here.head_dim_of(layer),
+         there.head_dim_of(layer));
+    same(fmt::format("KV heads of layer {}", layer), here.kv_heads_of(layer),
+         there.kv_heads_of(layer));
+  }
 }
 
 }  // namespace blockscope

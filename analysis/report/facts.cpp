@@ -28,12 +28,15 @@ std::string text_of(const json& object, const char* key) {
   return at->is_string() ? at->get<std::string>() : at->dump();
 }
 
-std::string decoding_text(const json& run) {
+/// `canvas`: the strategy's own temperatures, which fall, take the place of `temperature`.
+std::string decoding_text(const json& run, bool canvas) {
   std::string text = text_of(run, "strategy");
   const std::string steps = text_of(run, "denoising_steps");
   if (!steps.empty()) text += fmt::format(", at most {} steps a block", steps);
   const std::string temperature = text_of(run, "temperature");
-  if (!temperature.empty()) {
+  if (canvas) {
+    text += ", drawn at a falling temperature, from noise instead of masks";
+  } else if (!temperature.empty()) {
     text += temperature == "0.0" ? ", greedy" : fmt::format(", temperature {}", temperature);
   }
   return text;
@@ -167,12 +170,12 @@ std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& tra
   const std::string policy = text_of(run, "policy");
   facts.emplace_back("Attention",
                      policy.empty() ? "unknown policy" : fmt::format("policy {}", policy));
-  facts.emplace_back(
-      "Decoding", meta.continuous()
-                      ? fmt::format("continuous, blocks of {} tokens, {} of them in the arrays",
-                                    meta.block_tokens, meta.block_length)
-                      : fmt::format("block length {}, {}{}", meta.block_length, decoding_text(run),
-                                    meta.noise_canvas ? ", from noise instead of masks" : ""));
+  facts.emplace_back("Decoding",
+                     meta.continuous()
+                         ? fmt::format("continuous, blocks of {} tokens, {} of them in the arrays",
+                                       meta.block_tokens, meta.block_length)
+                         : fmt::format("block length {}, {}", meta.block_length,
+                                       decoding_text(run, meta.noise_canvas)));
   const std::string arrays =
       knows_model_shape(meta) ? fmt::format(", {} of {} layers, {} of {} heads", meta.layers.size(),
                                             meta.num_layers, meta.heads.size(), meta.num_heads)

@@ -88,10 +88,8 @@ ReportSection trajectory_section(const TraceGroup& traces, const PictureChoice& 
       "How a text appears",
       traces.trace(0).info().meta.noise_canvas
           ? "Each row is a position, each column a denoising step. A token appears at the step "
-            "since "
-            "which it stays, coloured by its confidence. Before, a dot stands for noise, or for a "
-            "token "
-            "that was lost or changed."
+            "since which it stays, coloured by its confidence. Before, a dot stands for noise, or "
+            "for a token that was lost or changed."
           : "Each row is a position, each column a denoising step, and each dot a mask. A token "
             "appears at the step that decided it. Its colour is its confidence.",
       {ReportHtml{trajectory_html(traces.trace(0), choice.blocks, choice.block)}}};

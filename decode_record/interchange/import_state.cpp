@@ -104,11 +104,11 @@ void ImportState::check_transfers(const JsonNode& node, const SequenceDelta& row
     const std::int64_t there = frame_.generated_tokens[static_cast<std::size_t>(position)];
     const std::int64_t token =
         row.decoded_tokens[static_cast<std::size_t>(row.transfer_src_index[i])];
-    if (there != facts_.mask_token_id && token != facts_.mask_token_id) {
+    if (there == token && token != facts_.mask_token_id) {
       node.complain(fmt::format(
-          "token {} at position {} after the prompt: expected a mask there, got token {}, decided "
-          "before and not taken back",
-          token, position, there));
+          "token {} at position {} after the prompt: expected a mask or another token there, got "
+          "this one, decided before and not taken back",
+          token, position));
     }
     if (block_of(position) != block_of(row.transfer_index.front())) {
       node.complain(fmt::format(

@@ -16,8 +16,9 @@ namespace blockscope {
 namespace {
 
 constexpr double kMaxCap = 1e6;
+constexpr double kLeastTemperature = 1e-6;
 constexpr std::int64_t kUsualCanvas = 256;  // if canvas_length is absent
-constexpr std::int64_t kGlobalEvery = 6;  // by default, every sixth layer sees all keys
+constexpr std::int64_t kGlobalEvery = 6;    // by default, every sixth layer sees all keys
 
 // Keys of the outer object that images or the trainer need, or that text_config decides.
 constexpr NeutralKey kOuterKeys[] = {{"vision_config"},
@@ -163,8 +164,12 @@ void read_gemma_layers(const ConfigFile& file, ModelConfig& config) {
   config.moe = gemma_experts(keys, config.num_layers);
   config.gemma.emplace();
   config.gemma->embed_scale = std::sqrt(static_cast<double>(config.hidden_size));
-  config.gemma->logit_softcap =
-      keys.optional_number("final_logit_softcapping", 1e-6, kMaxCap).value_or(30.0);
+  const std::string cap = "final_logit_softcapping";
+  if (keys.raw().contains(cap) && !keys.has(cap)) {
+    keys.fail(cap, "a number: transformers' model divides by it",
+              "give the cap, or leave the key out for 30");
+  }
+  config.gemma->logit_softcap = keys.optional_number(cap, 1e-6, kMaxCap).value_or(30.0);
 }
 
 void read_gemma_rope(const ConfigFile& file, ModelConfig& config, std::string& source) {
@@ -200,13 +205,39 @@ void read_gemma_rope(const ConfigFile& file, ModelConfig& config, std::string& s
   source = "config.json:rope_parameters";
 }
 
+/// What generation_config.json says of the steps of a canvas, under the names of the strategy.
+void read_canvas_decoding(const JsonObject& file, GemmaConfig& gemma) {
+  constexpr double kMost = 1e6;
+  const auto add = [&](const char* option, std::optional<double> value) {
+    if (value) gemma.strategy_options += fmt::format(",{}={}", option, *value);
+  };
+  if (const auto sampler = file.optional_object("sampler_config")) {
+    sampler->require_text("_cls_name", "EntropyBoundSamplerConfig");
+    add("entropy_bound", sampler->number("entropy_bound", 1e-9, kMost));
+    for (const std::string& key : sampler->unread()) sampler->fail(key, "no such key");
+  }
+  const auto t_max = file.optional_number("t_max", kLeastTemperature, kMost);
+  const auto t_min = file.optional_number("t_min", 0.0, kMost);
+  if (t_max.value_or(0.8) <= t_min.value_or(0.4)) {
+    file.fail(t_max ? "t_max" : "t_min", "t_max above t_min (without a key: 0.8 and 0.4)");
+  }
+  add("t_max", t_max);
+  add("t_min", t_min);
+  if (const auto stable = file.optional_integer("stability_threshold", 0, kMaxPositions)) {
+    gemma.strategy_options += fmt::format(",stable_steps={}", *stable);
+  }
+  add("stop_entropy", file.optional_number("confidence_threshold", 1e-9, kMost));
+  gemma.denoising_steps =
+      file.optional_integer("max_denoising_steps", 1, kMaxPositions).value_or(0);
+}
+
 void finish_gemma(const ConfigFile& file, ModelConfig& config) {
+  if (file.generation) read_canvas_decoding(*file.generation, *config.gemma);
   const std::string key = "canvas_length";
   const auto canvas = file.whole.optional_integer(key, 1, config.max_position_embeddings);
   if (!config.block_length) {
-    config.block_length =
-        canvas ? Resolved<std::int64_t>{*canvas, "config.json:" + key}
-               : Resolved<std::int64_t>{kUsualCanvas, std::string(kTableSource)};
+    config.block_length = canvas ? Resolved<std::int64_t>{*canvas, "config.json:" + key}
+                                 : Resolved<std::int64_t>{kUsualCanvas, std::string(kTableSource)};
   }
   if (config.mask_token_id) {
     throw UsageError(fmt::format(
@@ -229,6 +260,14 @@ void record_gemma(const ConfigFile& file, ModelConfig& config) {
   add_resolved(config, "layer_window", windows, "config.json:layer_types, sliding_window");
   add_resolved(config, "logit_softcap", config.gemma->logit_softcap,
                file.source("final_logit_softcapping"));
+  // Only if it says so: these entries are part of the digest of calibration files.
+  if (const std::string& options = config.gemma->strategy_options; !options.empty()) {
+    add_resolved(config, "canvas_strategy", "canvas" + options, "generation_config.json");
+  }
+  if (config.gemma->denoising_steps > 0) {
+    add_resolved(config, "canvas_denoising_steps", config.gemma->denoising_steps,
+                 "generation_config.json:max_denoising_steps");
+  }
 }
 
 /// All tensors: one set of weights for both modes, but two factors for each layer.

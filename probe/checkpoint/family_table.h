@@ -30,6 +30,7 @@ struct ConfigFile {
   const Family& family;
   JsonObject whole;
   JsonObject keys;  // the keys of the model's shape: `whole`, or an object in it
+  std::optional<JsonObject> generation;  // generation_config.json
 
   /// The source of the value of a transformers key, which may have another name in the family.
   std::string source(const std::string& key) const;

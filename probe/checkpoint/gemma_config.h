@@ -6,6 +6,7 @@
 // with a norm, a softmax scale of 1, a factor after each layer, a soft cap of the logits.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace blockscope {
@@ -17,6 +18,9 @@ inline const std::string kEncoderLayers = "model.encoder.language_model.layers."
 struct GemmaConfig {
   double embed_scale = 1.0;     // factor of the embedding: sqrt(hidden_size)
   double logit_softcap = 30.0;  // logits become cap * tanh(logits / cap)
+  // How generation_config.json decodes a canvas; empty and 0: it does not say.
+  std::string strategy_options;  // such as ",t_max=0.9,stable_steps=2"
+  std::int64_t denoising_steps = 0;
 };
 
 }  // namespace blockscope

@@ -111,7 +111,9 @@ void record_resolved(const ConfigFile& file, const std::string& rope_source,
       if (config.moe->sparse[layer]) layers.push_back(static_cast<std::int64_t>(layer));
     }
     add("expert_layers", layers,
-        config.moe->sigmoid ? "first_k_dense_replace" : "decoder_sparse_step and mlp_only_layers");
+        config.gemma          ? kTableSource
+        : config.moe->sigmoid ? "first_k_dense_replace"
+                              : "decoder_sparse_step and mlp_only_layers");
   }
   family.record(file, config);
   if (config.attention_bidirectional) add("attention_bidirectional", true, kTableSource);
@@ -141,7 +143,11 @@ std::optional<std::string> read_file(const std::filesystem::path& path) {
 ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& overrides) {
   const JsonObject whole = JsonObject::parse(texts.config, texts.place_of("config.json"));
   const Family& family = find_family(whole);
-  const ConfigFile file{family, whole, family.shape_keys(whole)};
+  ConfigFile file{family, whole, family.shape_keys(whole), {}};
+  if (texts.generation_config) {
+    file.generation =
+        JsonObject::parse(*texts.generation_config, texts.place_of("generation_config.json"));
+  }
   ModelConfig config;
   config.where = whole.where();
   set_family(family, config);
@@ -152,7 +158,7 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   family.read_rope(file, config, rope_source);
   std::string dtype_source;
   config.dtype = parse_dtype(file.keys, dtype_source);
-  const std::string stop_source = resolve_special_ids(texts, file.keys, config);
+  const std::string stop_source = resolve_special_ids(file, config);
   resolve_block_diffusion(texts, file.keys, family, overrides, config);
   refuse_unread_keys(file.keys, family.neutral_keys);
   family.finish(file, config);

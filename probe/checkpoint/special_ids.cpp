@@ -47,19 +47,15 @@ std::optional<std::vector<std::int64_t>> parse_stop_ids(const JsonObject& file,
 
 }  // namespace
 
-std::string resolve_special_ids(const ConfigTexts& texts, const JsonObject& file,
-                                ModelConfig& config) {
-  config.bos_token_id = parse_single_id(file, "bos_token_id", config);
-  config.pad_token_id = parse_single_id(file, "pad_token_id", config);
-  const auto in_config = parse_stop_ids(file, config.vocab_size);
+std::string resolve_special_ids(const ConfigFile& file, ModelConfig& config) {
+  config.bos_token_id = parse_single_id(file.keys, "bos_token_id", config);
+  config.pad_token_id = parse_single_id(file.keys, "pad_token_id", config);
+  const auto in_config = parse_stop_ids(file.keys, config.vocab_size);
   // generation_config.json wins if it names an EOS, as in `transformers`' generate.
-  if (texts.generation_config) {
-    const std::string name = "generation_config.json";
-    const std::string where = texts.folder.empty() ? name : texts.folder + "/" + name;
-    const JsonObject generation = JsonObject::parse(*texts.generation_config, where);
-    if (auto ids = parse_stop_ids(generation, config.vocab_size)) {
+  if (file.generation) {
+    if (auto ids = parse_stop_ids(*file.generation, config.vocab_size)) {
       config.stop_token_ids = std::move(*ids);
-      return name + ":eos_token_id";
+      return "generation_config.json:eos_token_id";
     }
   }
   if (!in_config) return "not given";

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "probe/checkpoint/json_object.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/checkpoint/model_config.h"
 
 namespace blockscope {
@@ -14,7 +14,6 @@ namespace blockscope {
 /// vocabulary in either file, because decoding would wait for a token that never comes. The other
 /// two ids decide nothing here. Outside the vocabulary they are dropped with a warning, because
 /// small models often keep the ids of the config from which they were derived.
-std::string resolve_special_ids(const ConfigTexts& texts, const JsonObject& file,
-                                ModelConfig& config);
+std::string resolve_special_ids(const ConfigFile& file, ModelConfig& config);
 
 }  // namespace blockscope

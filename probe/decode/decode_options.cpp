@@ -102,6 +102,11 @@ void check_cache_fits(const DecodeOptions& options) {
                     "HINT: leave the option out",
                     with_sub_blocks()));
   }
+  if (entry.fuses_commits && options.canvas) {
+    refuse(
+        "commits a block in the pass of the next block's first step, but the keys of a canvas come "
+        "from another pass, the encoder's. HINT: use commit, or leave the option out");
+  }
   if (entry.fuses_commits && options.sub_blocks()) {
     refuse(
         fmt::format("commits a block in the pass of the next block's first step, but {}'s "
@@ -191,6 +196,18 @@ class ReplayCheck {
 
   /// Throws PromptError.
   void take(const ReplayStep& step) {
+    if (options_.canvas && step.step > options_.unmasking.denoising_steps) {
+      throw PromptError(fmt::format(
+          "replay: sequence {}, block {}: step {} of at most {}: the temperature of a canvas "
+          "depends on that number. HINT: --denoising-steps of the recorded run",
+          request_.sequence, step.block, step.step, options_.unmasking.denoising_steps));
+    }
+    if (!step.noise_positions.empty() && !options_.canvas) {
+      throw PromptError(fmt::format(
+          "replay: sequence {}: the trace has canvases of random tokens, this model has masks. "
+          "HINT: replay it into a model with canvases",
+          request_.sequence));
+    }
     check_block(step);
     std::set<int64_t> seen;
     for (size_t i = 0; i < step.positions.size(); ++i) {
@@ -204,7 +221,7 @@ class ReplayCheck {
     for (size_t i = 0; i < step.noise_positions.size(); ++i) {
       const int64_t position = step.noise_positions[i];
       check_position(step, position, 0);
-      if (!options_.canvas || !seen.insert(position).second) {
+      if (!seen.insert(position).second) {
         refuse(step, fmt::format("position {} takes no random token", position));
       }
       check_token(step, step.noise_tokens[i]);

@@ -10,23 +10,27 @@
 namespace blockscope {
 namespace {
 
-/// The tokens that a replay decided, up to the first missing one.
+/// The tokens that a replay decided, up to the first missing one. The mask's id is missing only
+/// where it takes a token back: a target may decide it like any other token.
 std::vector<int64_t> replayed_answer(const DecodeRequest& request, int64_t mask_token_id) {
-  std::vector<int64_t> answer(static_cast<size_t>(request.gen_length), mask_token_id);
+  constexpr int64_t kMissing = -1;
+  std::vector<int64_t> answer(static_cast<size_t>(request.gen_length), kMissing);
   const int64_t prompt_length = std::ssize(request.prompt);
   for (const ReplayStep& step : request.replay) {
     for (size_t i = 0; i < step.positions.size(); ++i) {
       const int64_t at = step.positions[i] - prompt_length;
-      if (at >= 0 && at < request.gen_length) answer[static_cast<size_t>(at)] = step.tokens[i];
+      if (at < 0 || at >= request.gen_length) continue;
+      int64_t& held = answer[static_cast<size_t>(at)];
+      held = step.tokens[i] == mask_token_id && held != kMissing ? kMissing : step.tokens[i];
     }
     if (step.deleted.empty()) continue;
     const auto in_answer = [&](std::vector<int64_t> positions) {
       for (int64_t& position : positions) position -= prompt_length;
       return positions;
     };
-    move_tokens(answer, in_answer(step.inserted), in_answer(step.deleted), mask_token_id);
+    move_tokens(answer, in_answer(step.inserted), in_answer(step.deleted), kMissing);
   }
-  answer.erase(std::find(answer.begin(), answer.end(), mask_token_id), answer.end());
+  answer.erase(std::find(answer.begin(), answer.end(), kMissing), answer.end());
   return answer;
 }
 

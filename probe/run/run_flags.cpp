@@ -5,9 +5,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "command_line/options.h"
@@ -279,10 +281,21 @@ PolicyModel policy_model(const LoadedModel& model) {
 }
 
 void note_shared_keys(const PolicyOptions& options, const LoadedModel& model) {
+  const LayerSizes sizes = layer_sizes(model.config);
   for (const Intervention& one : options.interventions) {
-    const std::string text =
-        shared_keys_text(one, model.config.num_heads, model.config.num_kv_heads);
-    if (!text.empty()) note("note: {}\n", text);
+    std::set<int64_t> groupings;  // KV heads of the layers that it changes
+    for (int64_t layer = 0; layer < sizes.num_layers; ++layer) {
+      if (one.layers.empty() || std::ranges::binary_search(one.layers, layer)) {
+        groupings.insert(sizes.kv_heads_of(layer));
+      }
+    }
+    for (const int64_t kv_heads : groupings) {
+      const std::string text = shared_keys_text(one, sizes.num_heads, kv_heads);
+      if (text.empty()) continue;
+      const std::string where =
+          groupings.size() > 1 ? fmt::format(" (layers of {} KV heads)", kv_heads) : "";
+      note("note: {}{}\n", text, where);
+    }
   }
 }
 
@@ -293,7 +306,8 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool 
   refuse_idle(app, "--top-k", sampled, "--temperature above 0");
   refuse_idle(app, "--top-p", sampled, "--temperature above 0");
   // A canvas draws tokens at every step, but only the model's family says that it has one.
-  const bool canvas = flags.strategy.empty() || flags.strategy.starts_with(kCanvasStrategy);
+  const bool canvas =
+      flags.strategy.empty() || read_strategy(flags.strategy).strategy == kCanvasStrategy;
   refuse_idle(app, "--seed", sampled || draws || canvas, "--temperature above 0");
 }
 
@@ -320,11 +334,13 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   options.canvas = config.gemma.has_value();
   options.mask_token_id = blocks && !options.canvas ? require_mask_token_id(config) : -1;
   UnmaskingOptions& unmasking = options.unmasking;
-  unmasking = read_strategy(!flags.strategy.empty() ? flags.strategy
-                            : options.canvas        ? kCanvasStrategy
-                                                    : kMaskStrategy);
+  unmasking =
+      read_strategy(!flags.strategy.empty() ? flags.strategy
+                    : options.canvas ? std::string(kCanvasStrategy) + config.gemma->strategy_options
+                                     : kMaskStrategy);
   unmasking.block_length = blocks ? require_block_length(config) : 1;
-  const int64_t usual = strategy_entry(unmasking).usual_steps;
+  const int64_t asked = options.canvas ? config.gemma->denoising_steps : 0;
+  const int64_t usual = asked > 0 ? asked : strategy_entry(unmasking).usual_steps;
   unmasking.denoising_steps = flags.denoising_steps > 0 ? flags.denoising_steps
                               : usual > 0               ? usual
                                                         : unmasking.block_length;

@@ -22,7 +22,7 @@ std::vector<int64_t> accepted(StrategyStep& step) {
   float smaller = 0.0F;  // float32, as in the official code
   size_t count = 0;
   for (const int64_t p : step.order) {
-    if (smaller > static_cast<float>(step.options.entropy_bound)) break;
+    if (!(smaller <= static_cast<float>(step.options.entropy_bound))) break;  // also of NaN
     smaller += entropy[static_cast<size_t>(p)];
     ++count;
   }
@@ -55,11 +55,13 @@ StrategyEntry canvas_entry() {
   entry.example = "canvas,entropy_bound=0.1,t_max=0.8,t_min=0.4";
   entry.meaning =
       "random tokens; each step accepts those of lowest entropy and draws the others anew";
-  entry.source = "transformers, generation_diffusion_gemma.py:EntropyBoundSampler";
+  entry.source =
+      "transformers, generation_diffusion_gemma.py: EntropyBoundSampler, "
+      "StableAndConfidentStoppingCriteria, LinearTemperatureScheduleLogitsProcessor";
   entry.options = {
       real_option("entropy_bound", &UnmaskingOptions::entropy_bound, {0.0, kNoBound, true},
                   "largest sum of the smaller entropies of the accepted positions, in nats"),
-      real_option("t_max", &UnmaskingOptions::t_max, {0.0, kNoBound, true},
+      real_option("t_max", &UnmaskingOptions::t_max, {1e-6, kNoBound},
                   "temperature of the first step"),
       real_option("t_min", &UnmaskingOptions::t_min, {0.0, kNoBound},
                   "temperature that the last steps approach"),

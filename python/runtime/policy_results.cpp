@@ -184,6 +184,10 @@ AttentionParts parts_from(nb::object result, const AttentionInput& input,
     parts.selected =
         positions_from(given.get("selected"), "selected", external, length, most).unsqueeze(0);
     read = on_host((parts.selected >= 0).sum(2));
+    if (external.windowed()) {  // `key` begins at the window's first position
+      const at::Tensor moved = parts.selected + external.first.to(parts.selected.device());
+      parts.selected = at::where(parts.selected >= 0, moved, parts.selected);
+    }
   }
   if (given.has("keys_read")) {
     read = on_host(from_python(given.get("keys_read"), "keys_read")).to(at::kLong);

@@ -162,6 +162,8 @@ class PythonPolicy final : public AttentionPolicy {
   }
 
   AttentionParts sparse(const AttentionInput& input, const ExternalKeys& external) {
+    // A window is short, and its positions move from block to block (as in SelectionPolicy).
+    if (external.windowed()) return exact_attention(input, external);
     const auto& passes = context_->sequences;
     std::vector<ChosenSet> chosen(passes.size());
     {

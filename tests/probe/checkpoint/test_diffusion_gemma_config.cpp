@@ -123,6 +123,7 @@ TEST(DiffusionGemmaConfig, WhatWeDoNotDoIsRefusedByName) {
       {"/text_config/sliding_window", 1},
       {"/text_config/sliding_window", nullptr},
       {"/text_config/num_experts", nullptr},
+      {"/text_config/final_logit_softcapping", nullptr},
       {"/text_config/top_k_experts", 129},
       {"/text_config/rope_parameters/full_attention/rope_type", "yarn"},
       {"/text_config/rope_parameters/sliding_attention/partial_rotary_factor", 0.5},
@@ -140,6 +141,37 @@ TEST(DiffusionGemmaConfig, WhatWeDoNotDoIsRefusedByName) {
     SCOPED_TRACE(place);
     const std::string message = checkpoint_error([&] { gemma_config(with_key(place, value)); });
     EXPECT_THAT(message, AllOf(HasSubstr("/m/config.json"), HasSubstr("expected")));
+  }
+}
+
+ModelConfig decoded_config(const json& generation) {
+  return parse_model_config(
+      {.folder = "/m", .config = gemma_keys().dump(), .generation_config = generation.dump()}, {});
+}
+
+TEST(DiffusionGemmaConfig, TheGenerationConfigDecides) {
+  const ModelConfig config = decoded_config(
+      {{"max_denoising_steps", 12},
+       {"sampler_config", {{"_cls_name", "EntropyBoundSamplerConfig"}, {"entropy_bound", 0.25}}},
+       {"t_max", 0.9},
+       {"t_min", nullptr},
+       {"stability_threshold", 2},
+       {"confidence_threshold", 0.5}});
+  EXPECT_EQ(config.gemma->strategy_options,
+            ",entropy_bound=0.25,t_max=0.9,stable_steps=2,stop_entropy=0.5");
+  EXPECT_EQ(config.gemma->denoising_steps, 12);
+  EXPECT_EQ(decoded_config({{"eos_token_id", 1}}).gemma->strategy_options, "");
+}
+
+TEST(DiffusionGemmaConfig, AGenerationConfigOutOfRangeIsRefusedByName) {
+  for (const json& wrong :
+       {json{{"max_denoising_steps", 0}}, json{{"t_max", 0.3}}, json{{"t_min", 0.8}},
+        json{{"t_max", "warm"}}, json{{"stability_threshold", -1}},
+        json{{"confidence_threshold", 0}}, json{{"sampler_config", {{"_cls_name", "Other"}}}},
+        json{{"sampler_config", {{"entropy_bound", 1}, {"more", 1}}}}}) {
+    SCOPED_TRACE(wrong.dump());
+    EXPECT_THAT(checkpoint_error([&] { decoded_config(wrong); }),
+                HasSubstr("/m/generation_config.json"));
   }
 }
 

@@ -12,7 +12,8 @@ import torch
 from gemma_checkpoints import SPECS, OfficialCanvas, entropy_of, log_softmax, spec_of, temperature_of, write_checkpoint
 from safetensors.torch import save_file
 from trace_file import Trace
-from transformers.models.diffusion_gemma.generation_diffusion_gemma import (EntropyBoundSampler,
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import (DiffusionGemmaGenerationConfig,
+                                                                            EntropyBoundSampler,
                                                                             EntropyBoundSamplerConfig,
                                                                             StableAndConfidentStoppingCriteria)
 
@@ -21,7 +22,8 @@ import attention_math  # noqa: E402
 
 PREFILL, DENOISE, COMMIT = 0, 1, 2
 LENGTHS = (4, 9, 21)
-STEPS, T_MIN, T_MAX, STABLE = 7, 0.4, 0.8, 1
+# What generation_config.json says; transformers' defaults are 48, 0.4, 0.8, 1, 0.005 and 0.1.
+STEPS, T_MIN, T_MAX, STABLE, SURE, BOUND = 7, 0.3, 0.9, 1, 0.004, 0.12
 SET_SIZE = 4
 NOISE = -np.inf
 FAR = 1e-4  # nearer decisions would be near-ties; the seeds have none
@@ -107,7 +109,7 @@ def compare_sequence(trace, index, spec, model, worst):
     prompt, size = trace.prompt(index), spec["canvas"]
     canvas = Canvas(trace, prompt, size)
     official = OfficialCanvas(model)
-    sampler = EntropyBoundSampler(EntropyBoundSamplerConfig(entropy_bound=0.1), size, spec["vocab"], STEPS)
+    sampler = EntropyBoundSampler(EntropyBoundSamplerConfig(entropy_bound=BOUND), size, spec["vocab"], STEPS)
     draws, last_input, length = [], None, 0
     for row in trace.rows_of(index):
         kind, n = int(trace.rows("/steps/kind")[row]), int(trace.rows("/steps/context_length")[row])
@@ -119,7 +121,7 @@ def compare_sequence(trace, index, spec, model, worst):
             canvas.take(row)
             start = 0 if kind == PREFILL else block + 1
             draws.append({"noise": [canvas.block(start)], "drawn": []})
-            stop = StableAndConfidentStoppingCriteria(STABLE, 0.005)
+            stop = StableAndConfidentStoppingCriteria(STABLE, SURE)
             before, last_input = None, None
             continue
         harness.require(n == length, f"{where}: N is {n}, expected {length}")
@@ -143,7 +145,7 @@ def compare_sequence(trace, index, spec, model, worst):
         smaller = np.cumsum(entropy) - entropy
         last = int(accepted.sum())  # the last one accepted and the first that is not
         gap = 1.0 if last == size else entropy[last] - entropy[last - 1]
-        harness.require(np.abs(smaller - 0.1).min() > FAR and gap > FAR, f"{where}: a near-tie")
+        harness.require(np.abs(smaller - BOUND).min() > FAR and gap > FAR, f"{where}: a near-tie")
         ended = bool(stop(torch.tensor(top)[None], before)[0]) or step == STEPS
         position, token, confidence = canvas.take(row)
         after, taken = canvas.block(block), ~np.array(canvas.block(block, canvas.noise))
@@ -160,7 +162,7 @@ def compare_sequence(trace, index, spec, model, worst):
     return draws
 
 
-def generate(model, prompt, draws, spec, canvases):
+def generate(model, folder, prompt, draws, spec, canvases):
     """transformers' own loop, which draws what our run drew."""
     noise = iter([one for canvas in draws for one in (*canvas["noise"], canvas["drawn"][-1])])
     drawn = iter([one for canvas in draws for one in canvas["drawn"]])
@@ -169,9 +171,8 @@ def generate(model, prompt, draws, spec, canvases):
     torch.multinomial = lambda *_args, **_kwargs: torch.tensor(next(drawn))[:, None]
     try:
         out = model.generate(
-            torch.tensor(prompt)[None], max_new_tokens=canvases * spec["canvas"], max_denoising_steps=STEPS,
-            t_min=T_MIN, t_max=T_MAX, stability_threshold=STABLE, confidence_threshold=0.005,
-            eos_token_id=None, pad_token_id=None, sampler_config=EntropyBoundSamplerConfig(entropy_bound=0.1))
+            torch.tensor(prompt)[None], max_new_tokens=canvases * spec["canvas"], eos_token_id=None, pad_token_id=None,
+            generation_config=DiffusionGemmaGenerationConfig.from_pretrained(folder))
     finally:
         EntropyBoundSampler.initialize_canvas, torch.multinomial = real_noise, real_draw
     return out.sequences[0, len(prompt):].tolist()
@@ -180,11 +181,14 @@ def generate(model, prompt, draws, spec, canvases):
 def check_spec(folder, name):
     spec = spec_of(name)
     model = write_checkpoint(folder / name, spec)
+    DiffusionGemmaGenerationConfig(
+        max_denoising_steps=STEPS, t_min=T_MIN, t_max=T_MAX, stability_threshold=STABLE, confidence_threshold=SURE,
+        sampler_config=EntropyBoundSamplerConfig(entropy_bound=BOUND)).save_pretrained(folder / name)
     generator = torch.Generator().manual_seed(100 + spec["seed"])
     prompts = [torch.randint(0, spec["vocab"], (n,), generator=generator).tolist() for n in LENGTHS]
     lines = folder / f"{name}.jsonl"
     lines.write_text("".join(f'{{"id": "p{i}", "input_ids": {ids}}}\n' for i, ids in enumerate(prompts)))
-    common = ("--prompts", lines, "--gen-length", 2 * spec["canvas"] + 1, "--denoising-steps", STEPS, "--no-stop",
+    common = ("--prompts", lines, "--gen-length", 2 * spec["canvas"] + 1, "--no-stop",
               "--dtype", "float32", "--threads", 1, "--record", "full", "--record-router", "--set-size", SET_SIZE,
               "--array-type", "f32")
     harness.run("capture", folder / name, *common, "--seed", 7 + spec["seed"], "-o", folder / f"{name}.h5")
@@ -195,7 +199,7 @@ def check_spec(folder, name):
         harness.require(trace.prompt(index) == prompt, "prompts are in another order")
         draws = compare_sequence(trace, index, spec, model, worst)
         text = [token for canvas in draws for token in canvas["drawn"][-1]]
-        harness.require(generate(model, prompt, draws, spec, 3) == text, f"{name}: generate() gives another text")
+        harness.require(generate(model, folder / name, prompt, draws, spec, 3) == text, f"{name}: generate() gives another text")
         rows += len(trace.rows_of(index))
         steps += sum(len(canvas["drawn"]) for canvas in draws)
         harness.require(len(draws) == 3, f"{name}: expected 3 canvases, got {len(draws)}")
