@@ -240,9 +240,11 @@ void finish_gemma(const ConfigFile& file, ModelConfig& config) {
                                  : Resolved<std::int64_t>{kUsualCanvas, std::string(kTableSource)};
   }
   if (config.mask_token_id) {
-    throw UsageError(fmt::format(
-        "--mask-token-id: a canvas of {} holds random tokens instead of masks. HINT: leave it out",
-        file.family.name));
+    throw UsageError(
+        fmt::format("mask token id from {}: a canvas of {} holds random tokens instead of masks. "
+                    "HINT: leave it "
+                    "out; replay traces of canvases only",
+                    config.mask_token_id->source, file.family.name));
   }
   refuse_unread_keys(file.whole, kOuterKeys);
 }

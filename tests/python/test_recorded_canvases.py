@@ -94,3 +94,9 @@ def test_another_model_is_found(traces):
     result = subprocess.run([BINARY, "diff", str(traces / "theirs.h5"), str(traces / "changed.h5"), "--teacher"],
                             capture_output=True, text=True)
     assert result.returncode != 0, result.stdout + result.stderr
+
+
+def test_a_canvas_begins_undecided(traces):
+    """The noise before step 1 counts as undecided: that step can only decide."""
+    first = blockscope.open(traces / "ours.h5").changes(0)[0]
+    assert first.kind.size > 0 and set(first.kind) == {"decided"}
