@@ -21,13 +21,14 @@ from moe_pair import a_pass
 from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion, DiffusionGemmaTextConfig
 
 
-def make(folder, canvas):
+def make(folder, canvas, vocab, expert_width):
     """A checkpoint with weights from a normal distribution."""
     kinds = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(12)]
     text = DiffusionGemmaTextConfig(
-        vocab_size=65_536, hidden_size=640, intermediate_size=1_280, num_hidden_layers=12, num_attention_heads=8,
+        vocab_size=vocab, hidden_size=640, intermediate_size=1_280, num_hidden_layers=12, num_attention_heads=8,
         num_key_value_heads=4, head_dim=128, global_head_dim=256, num_global_key_value_heads=2, sliding_window=512,
-        layer_types=kinds, num_experts=32, top_k_experts=4, moe_intermediate_size=256, max_position_embeddings=8_192)
+        layer_types=kinds, num_experts=32, top_k_experts=4, moe_intermediate_size=expert_width,
+        max_position_embeddings=8_192)
     vision = dict(model_type="gemma4_vision", hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                   num_attention_heads=2, num_key_value_heads=2, head_dim=8)
     torch.manual_seed(0)
@@ -50,13 +51,15 @@ def main() -> None:
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--steps", type=int, default=6, help="denoising steps of the canvas")
     parser.add_argument("--canvas", type=int, default=256)
+    parser.add_argument("--vocab", type=int, default=65_536)
+    parser.add_argument("--expert-width", type=int, default=256)
     parser.add_argument("--experts", default="grouped_mm", help="theirs: eager, batched_mm or grouped_mm")
     pairs.add_run_options(parser, dtype="bfloat16")
     parser.add_argument("--per-token", help="numbers of experts, separated by commas: ours alone")
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
     if not a.model.exists():
-        make(a.model, a.canvas)
+        make(a.model, a.canvas, a.vocab, a.expert_width)
     config = json.loads((a.model / "config.json").read_text())
     text = config["text_config"]
     prompt = pairs.bench_prompt(a.context, text["vocab_size"], -1)
