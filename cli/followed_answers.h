@@ -22,10 +22,10 @@ class FollowedAnswers {
     if (answer.prompt_length < 0) {
       const SequenceInfo info = reader_.sequence(steps.sequence[i]);
       answer.prompt_length = std::ssize(info.prompt);
-      answer.tokens.assign(static_cast<std::size_t>(info.gen_length), meta.mask_token_id);
+      answer.tokens.assign(static_cast<std::size_t>(info.gen_length), meta.undecided_token());
     }
     const std::int64_t row = first + static_cast<std::int64_t>(i);
-    return follow_delta(answer.tokens, 0, reader_.delta(row).rows.front(), meta.mask_token_id,
+    return follow_delta(answer.tokens, 0, reader_.delta(row).rows.front(), meta.undecided_token(),
                         steps.block_start[i] - answer.prompt_length + meta.block_length);
   }
 

@@ -51,6 +51,7 @@ constexpr std::array kMethods{
     MethodColor{"wino", okabe_ito::kGreen, 9},
     MethodColor{"joint_threshold", okabe_ito::kGreen, 5, 2},
     MethodColor{"joint_threshold_indel", okabe_ito::kVermilion, 11, 2},
+    MethodColor{"canvas", okabe_ito::kBlue, 13, 2},
 };
 
 /// "mage,k=64" and "mage with adapter" are mage; nullptr for other names.

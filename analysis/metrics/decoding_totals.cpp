@@ -71,7 +71,7 @@ void DecodingTotals::add(const TraceReader& trace, const BlockSteps& block, bool
   const std::int64_t origin =
       block.steps.front().block_start + (autoregressive ? 1 : 0) - prompt_length_[block.sequence];
   const auto length = static_cast<std::size_t>(trace.info().meta.block_length);
-  Course course{origin, std::vector(length, trace.info().meta.mask_token_id),
+  Course course{origin, std::vector(length, trace.info().meta.undecided_token()),
                 std::vector(length, kUnsettled)};
   for (const StepRef& step : block.steps) add_step(trace, step, course);
   for (std::size_t p = 0; p < length; ++p) {
@@ -96,7 +96,7 @@ void DecodingTotals::add_token(std::int64_t step, float confidence) {
 }
 
 void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, Course& course) {
-  const std::int64_t mask = trace.info().meta.mask_token_id;
+  const std::int64_t mask = trace.info().meta.undecided_token();
   const std::int64_t end = course.origin + std::ssize(course.tokens);
   std::int64_t decided = 0;
   std::array<std::int64_t, 4> edits{};

@@ -154,6 +154,8 @@ struct TraceMeta : LayerSizes {
   std::vector<std::string> pieces;  ///< vocabulary piece of token i, as bytes; may be empty
 
   bool continuous() const { return block_tokens > 0; }
+  /// What follow_delta() takes for undecided: a drafted token may have the id of the draft's mask.
+  std::int64_t undecided_token() const { return has_draft ? -1 : mask_token_id; }
   /// Length of the axis `channel`: the largest head_dim of a recorded layer.
   std::int64_t channels() const;
   /// Fills layers, heads and kv_heads with everything the model has.

@@ -170,7 +170,7 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   const InterruptGuard guard;  // after a signal the temporary trace must be removed
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);
-  check_decoding_fits(command, decode);
+  check_decoding_fits(command, decode, /*draws=*/true);
   if (flags.context_length > largest_position_count(model.config)) {
     throw UsageError(
         fmt::format("--context: expected at most the {} positions of this model, got {}",
@@ -243,7 +243,7 @@ void check_flags(const CLI::App& command, const BenchFlags& flags) {
     check_draft_flags(command);
     check_prompt_flags(command, flags.prompts);
   }
-  check_decoding_flags(command, flags.decoding, /*draws=*/!drafted);
+  check_decoding_flags(command, flags.decoding);
   refuse_idle(command, "--folder",
               std::ranges::any_of(flags.levels, [](const auto& level) { return level != "off"; }),
               "--levels that write a trace");

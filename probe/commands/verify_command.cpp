@@ -173,11 +173,13 @@ VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
   return facts;
 }
 
-void verify(const VerifyFlags& flags, const Environment& environment, const GnuplotPlace& place) {
+void verify(const CLI::App& command, const VerifyFlags& flags, const Environment& environment,
+            const GnuplotPlace& place) {
   const InterruptGuard guard;  // before the first output: a signal must not leave a partial one
   VerifyOutputs outputs = open_outputs(flags, place, environment);
   LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);
+  check_decoding_fits(command, decode);
   check_policy_fits(flags.setting.policy, policy_site(decode), "--policy");
   check_policy_fits(flags.reference, policy_site(decode), "--against");
   note_shared_keys(flags.setting.policy, model);
@@ -329,7 +331,7 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   command->callback([flags, command, environment, gnuplot_place] {
     check_flags(*command, *flags);
     if (flags->draft.empty()) {
-      verify(*flags, environment, gnuplot_place);
+      verify(*command, *flags, environment, gnuplot_place);
     } else {
       verify_draft(*command, *flags, environment);
     }

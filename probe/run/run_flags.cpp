@@ -299,19 +299,18 @@ void note_shared_keys(const PolicyOptions& options, const LoadedModel& model) {
   }
 }
 
-void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws) {
+void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags) {
   if (!flags.strategy.empty()) (void)read_strategy(flags.strategy);
   if (!flags.cache.empty()) (void)read_cache(flags.cache);
   const bool sampled = flags.sampling.temperature > 0.0;
   refuse_idle(app, "--top-k", sampled, "--temperature above 0");
   refuse_idle(app, "--top-p", sampled, "--temperature above 0");
-  // A canvas draws tokens at every step, but only the model's family says that it has one.
-  const bool canvas =
-      flags.strategy.empty() || read_strategy(flags.strategy).strategy == kCanvasStrategy;
-  refuse_idle(app, "--seed", sampled || draws || canvas, "--temperature above 0");
 }
 
-void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
+void check_decoding_fits(const CLI::App& app, const DecodeOptions& options, bool draws) {
+  // A canvas draws tokens at every step, but only the model says that it has one.
+  refuse_idle(app, "--seed", options.sampling.temperature > 0.0 || options.canvas || draws,
+              "--temperature above 0");
   constexpr const char* kBlocks = "a block-diffusion model, but this one decodes token by token";
   for (const char* option : {"--strategy", "--denoising-steps", "--cache"}) {
     refuse_idle(app, option, !options.autoregressive(), kBlocks);

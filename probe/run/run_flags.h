@@ -100,10 +100,11 @@ struct DecodingFlags {
 };
 void add_decoding_flags(CLI::App& app, DecodingFlags& flags);
 /// Throws UsageError for an unknown strategy or cache, and for an option that greedy decoding would
-/// ignore. `draws`: the command itself draws random numbers from the seed.
-void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws = false);
-/// Throws UsageError for an option of block-by-block decoding if this run decodes token by token.
-void check_decoding_fits(const CLI::App& app, const DecodeOptions& options);
+/// ignore.
+void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags);
+/// Throws UsageError for an option of block-by-block decoding if this run decodes token by token,
+/// and for a seed from which nothing is drawn. `draws`: the command itself draws from it.
+void check_decoding_fits(const CLI::App& app, const DecodeOptions& options, bool draws = false);
 
 /// --policy: a choice as text.
 void add_policy_option(CLI::App& app, std::string& text);

@@ -78,7 +78,8 @@ def check(name, *paths, flags=(), sequences=None):
     compare(name, ours, reference)
     if len(paths) == 1 and not flags:  # the values of `info` for the same rounds
         code, out, _ = run("info", paths[0], "--json")
-        assert code == 0 and abs(json.loads(out)["tokens_per_round"] - ours["arrays"][0]["values"][0]) < 1e-12, name
+        told, here = json.loads(out)["tokens_per_round"], ours["arrays"][0]["values"][0]
+        assert code == 0 and abs(told - here) < 1e-12, (name, told, here)
     return reference
 
 

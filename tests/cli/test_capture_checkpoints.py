@@ -150,7 +150,7 @@ class Checkpoints(RefusalCase):
 
     def test_templates_that_cannot_be_evaluated(self):
         line = json.dumps({"messages": [{"role": "user", "content": "Hi"}]})
-        for template, words in (("{% for message in messages %}", ":1: "), ("\n{% macro f() %}", [":2: ", "macro"]),
+        for template, words in (("{% for message in messages %}", ":1: "), ("\n{% import 'x' as x %}", [":2: ", "import"]),
                                 ("{{ cycler.__init__.__globals__ }}", [":1: ", "function"]),
                                 ("{{ messages | tojson }}", [":1: ", '"tojson"']),
                                 (CHATML.replace("message['content']", "message['text']"), "undefined"),

@@ -46,7 +46,7 @@ KEYS = {
     "llada2_moe": [
         ("n_group", 3, "", "a divisor of the 4 experts", "3"), ("topk_group", ABSENT, "", "an integer from 1 to 2", "nothing"),
         ("rotary_dim", 4, "", "8, head_dim times", "4"), ("score_function", "softmax", "", '"sigmoid"', '"softmax"'),
-        ("expert_capacity", 48, "", NO_KEY, "48"), ("capacity_factor", 1.25, "", NO_KEY, "1.25"),
+        ("expert_capacity", 48, "", "an integer from 0 to 4", "48"), ("capacity_factor", 1.25, "", NO_KEY, "1.25"),
         ("drop_tokens", True, "", "false or nothing", "true"), ("token_drop_policy", "probs", "", NO_KEY, '"probs"'),
         ("expert_choice", True, "", "false or nothing", "true")],
     "llama": [

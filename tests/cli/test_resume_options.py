@@ -10,7 +10,7 @@ import unittest
 import h5py
 import numpy as np
 from capture_harness import CheckpointCase, require_binary, run, write_checkpoint, write_prompts
-from family_case import side_by_side, write_family
+from family_case import side_by_side, write_canvases, write_family
 from test_adapter import tensors as adapter_tensors, write_adapter
 from test_draft import draft_tensors, write_draft, write_target, zlab_config
 
@@ -84,7 +84,7 @@ DECIDES = {
 NEEDED = {"sparsed+flashblock": ",k=4,per_block", "pc_sampler": ",frequencies=@table", "flashblock": "", "exact": "",
           **{name: ",k=4" for name in ("mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")}}
 MODELS = {name: "llada" for name in ("wino", "none", "prefix", "dual", "dllm-cache", "d2cache")}
-MODELS["joint_threshold_indel"] = "indel"
+MODELS |= {"joint_threshold_indel": "indel", "canvas": "canvases"}
 # Option of a choice: what the second run adds to the choice, or the end of both runs' texts; the setting that the refusal
 # names, where it is not called as the option.
 CHOICES = {
@@ -101,6 +101,8 @@ CHOICES = {
         "kl_threshold": ",kl_threshold=0.5", "kl_history": ",kl_history=3", "klass_choose": ",klass_choose=min_kl",
         "threshold_back": ",threshold_back=0.5", "editing_threshold": ",editing_threshold=0.25",
         "max_post_steps": ",max_post_steps=3", "pc_lambda": ",pc_lambda=1", "pc_alpha": ",pc_alpha=1",
+        "entropy_bound": ",entropy_bound=0.2", "t_max": ",t_max=0.9", "t_min": ",t_min=0.5",
+        "stable_steps": ",stable_steps=2", "stop_entropy": ",stop_entropy=0.5",
         "frequencies": (",frequencies=@table", ",frequencies=@other_table", "frequencies_digest")},
     "cache": {
         "prompt_interval": ",prompt_interval=7", "answer_interval": ",answer_interval=7",
@@ -127,6 +129,7 @@ class EveryOption(CheckpointCase):
         cls.models = {"sdar": cls.model, "chat": chat, "target": write_target(cls.root / "target"),
                       "llada": write_family(cls.root / "llada", "llada"),
                       "fast": write_family(cls.root / "fast", "Fast_dLLM_Qwen"),
+                      "canvases": write_canvases(cls.root / "canvases"),
                       "moe": write_family(cls.root / "moe", "sdar_moe"),
                       "indel": write_family(cls.root / "indel", "llada2_moe", delete_token_id=1, split_token_id=2)}
         cls.files = {"draft": write_draft(cls.root / "draft", zlab_config(), draft_tensors()),
