@@ -20,7 +20,7 @@ PLACES = ("layer", "head", "kv_head", "step", "sequence", "block", "position")
 # Arrays with terms that are not means: quantiles, entropies, and ratios of sums. Their value for two traces
 # together can't be computed from the values of each.
 _NO_MEANS = {
-    "draft": ("speedup", "length_by_sequence"),
+    "draft": ("speedup", "length_by_sequence", "symptoms", "symptom_seen"),
     "kept_pair": ("kept_error",),
     "reuse_error": ("relative_l2", "cosine"),
     "router": ("entropy",),

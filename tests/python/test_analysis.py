@@ -63,7 +63,7 @@ def test_drafted_results_add_up_but_for_ratios(drafted):
     together, parts = blockscope.analyze(drafted, "draft"), [blockscope.analyze(path, "draft") for path in drafted]
     total = sum(parts)
     same(total, together)
-    assert set(together.arrays()) - set(total.arrays()) == {"speedup", "length_by_sequence"}
+    assert set(together.arrays()) - set(total.arrays()) == {"speedup", "length_by_sequence", "symptoms", "symptom_seen"}
 
 
 def test_choices_equal_the_command(plain):
