@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "kernels/ops.h"
@@ -88,7 +89,11 @@ TEST_P(LimitedAttention, EqualsDenseAttentionUnderItsMask) {
 
 INSTANTIATE_TEST_SUITE_P(All, LimitedAttention,
                          ::testing::Values(RowLimits{kWindow, false}, RowLimits{kWindow, true},
-                                           RowLimits{0, true}));
+                                           RowLimits{0, true}),
+                         [](const auto& info) {  // without it, padding bytes would be in the name
+                           return std::string(info.param.window > 0 ? "Window" : "") +
+                                  (info.param.causal ? "Causal" : "");
+                         });
 
 }  // namespace
 }  // namespace blockscope::testing
