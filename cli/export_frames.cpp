@@ -57,17 +57,18 @@ Decoded predictions(const TraceReader& reader, std::int64_t row, const Frame& be
   return decoded;
 }
 
-/// The steps of a delta, if they differ from d2Cache's rule: the largest step so far plus 1, and
-/// none for a token that is masked again.
+/// The steps of a delta that edits tokens or differs from d2Cache's rule: the largest step so far
+/// plus 1, and none for a token that is masked again.
 ordered_json explicit_steps(const SequenceDelta& delta, const Frame& before) {
   const std::int64_t next = before.current_step() + 1;
   bool follows = std::ranges::all_of(delta.insert_step, [&](auto step) { return step == next; });
   for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
     const auto at = static_cast<std::size_t>(delta.transfer_index[i]);
     const auto source = static_cast<std::size_t>(delta.transfer_src_index[i]);
-    const bool revoked = delta.decoded_tokens[source] == before.mask_token_id &&
-                         before.generated_tokens[at] != before.mask_token_id;
-    follows = follows && delta.transfer_step[i] == (revoked ? kUndecodedStep : next);
+    const bool held = before.generated_tokens[at] != before.mask_token_id;
+    const bool revoked = held && delta.decoded_tokens[source] == before.mask_token_id;
+    const bool edited = held && !revoked;  // `import` takes edits that state their steps
+    follows = follows && !edited && delta.transfer_step[i] == (revoked ? kUndecodedStep : next);
   }
   if (follows) return ordered_json::object();
   return {{"transfer_step", delta.transfer_step}, {"insert_step", delta.insert_step}};

@@ -98,17 +98,19 @@ void ImportState::begin(const JsonNode& node, const FrameDelta& delta) {
   });
 }
 
-void ImportState::check_transfers(const JsonNode& node, const SequenceDelta& row) const {
+void ImportState::check_transfers(const JsonNode& node, const SequenceDelta& row,
+                                  bool may_edit) const {
   for (std::size_t i = 0; i < row.transfer_index.size(); ++i) {
     const std::int64_t position = row.transfer_index[i];
     const std::int64_t there = frame_.generated_tokens[static_cast<std::size_t>(position)];
     const std::int64_t token =
         row.decoded_tokens[static_cast<std::size_t>(row.transfer_src_index[i])];
-    if (there == token && token != facts_.mask_token_id) {
+    if (there != facts_.mask_token_id && token != facts_.mask_token_id &&
+        (!may_edit || there == token)) {
       node.complain(fmt::format(
-          "token {} at position {} after the prompt: expected a mask or another token there, got "
-          "this one, decided before and not taken back",
-          token, position));
+          "token {} at position {} after the prompt: expected a mask there, got token {}, decided "
+          "before and not taken back",
+          token, position, there));
     }
     if (block_of(position) != block_of(row.transfer_index.front())) {
       node.complain(fmt::format(
@@ -121,8 +123,10 @@ void ImportState::check_transfers(const JsonNode& node, const SequenceDelta& row
 
 void ImportState::add_step(const JsonNode& node, FrameDelta delta, std::vector<BestToken> best) {
   ImportedStep step;
+  // Without stated steps, a token on a token is a file whose deltas are exchanged or repeated.
+  const bool states_steps = !delta.rows.front().transfer_step.empty();
   step.delta = blame(node, [&] { return resolve_delta(frame_, delta).rows.front(); });
-  check_transfers(node, step.delta);
+  check_transfers(node, step.delta, states_steps);
   const std::int64_t next = frame_.current_step() + 1;
   for (std::size_t i = 0; i < step.delta.transfer_index.size(); ++i) {
     const auto source = static_cast<std::size_t>(step.delta.transfer_src_index[i]);

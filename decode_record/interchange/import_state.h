@@ -49,15 +49,15 @@ class ImportState {
   /// Sets the tokens that are decided before the first step.
   void begin(const JsonNode& node, const FrameDelta& delta);
   /// Applies a step. Refuses a delta that does not fit the frame, tokens outside the vocabulary, a
-  /// token at a position that already has this one, and transfers in two blocks. Another token
-  /// there is edited. A transfer of the mask takes a token back: the position gets kUndecodedStep
-  /// and kUntouchedConfidence.
+  /// token at a position that already has one, and transfers in two blocks. A delta that states its
+  /// transfer_step may put another token there (an edit). A transfer of the mask takes a token
+  /// back: the position gets kUndecodedStep and kUntouchedConfidence.
   void add_step(const JsonNode& node, FrameDelta delta, std::vector<BestToken> best);
 
   ImportedSequence finish(SequenceEnd end);
 
  private:
-  void check_transfers(const JsonNode& node, const SequenceDelta& row) const;
+  void check_transfers(const JsonNode& node, const SequenceDelta& row, bool may_edit) const;
 
   const ImportedTrajectory& facts_;
   std::int64_t prompt_length_;

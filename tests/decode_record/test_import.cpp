@@ -145,23 +145,26 @@ TEST(ImportFrames, AMaskOnATokenTakesItBack) {
   EXPECT_EQ(step.best[1].token, 8);
 }
 
-TEST(ImportFrames, ATokenOnATokenIsAnEdit) {
+TEST(ImportFrames, AnEditStatesItsStep) {
   json record = frames();
-  record["deltas"][1]["decoded_tokens"][0] = 4;
-  record["deltas"][1]["confidence"][0] = 0.5;
-  record["deltas"][1]["transfer_step"][0] = 1;
+  json& delta = record["deltas"][1];
+  delta["decoded_tokens"][0] = 4;
+  delta["confidence"][0] = 0.5;
+  delta["extra"] = {{"transfer_step", {1, 1}}};
   const ImportedTrajectory trajectory = parse_frames(record.dump(), "in.json", facts());
   const ImportedStep& step = trajectory.sequences[0].steps[1];
   EXPECT_THAT(step.delta.decoded_tokens, ElementsAre(4, 9));
   EXPECT_TRUE(step.revoked.empty());
+  delta["decoded_tokens"][0] = 5;
+  EXPECT_THAT(refusal(parse_frames, record), HasSubstr("token 5 at position 0 after the prompt"));
 }
 
-TEST(ImportFrames, ATokenOnItselfIsRefused) {
+TEST(ImportFrames, ATokenOnATokenIsRefused) {
   json record = frames();
-  record["deltas"][1]["decoded_tokens"][0] = 5;
+  record["deltas"][1]["decoded_tokens"][0] = 4;
   EXPECT_THAT(refusal(parse_frames, record),
-              HasSubstr("deltas[1]: token 5 at position 0 after the prompt: expected a mask or "
-                        "another token there"));
+              HasSubstr("deltas[1]: token 4 at position 0 after the prompt: expected a mask there, "
+                        "got token 5"));
   record["deltas"][1]["decoded_tokens"][0] = kImportMask;
   record["deltas"][1]["confidence"][0] = 0.5;
   EXPECT_THAT(refusal(parse_frames, record), HasSubstr("expected 1 or null, got 0.5"));
