@@ -153,6 +153,12 @@ for tool in memcheck racecheck synccheck; do
 done
 check_meanwhile devices "Captures on the CPU and on the GPU" "$PYTHON" tests/gpu/compare_devices.py "$BLOCKSCOPE" \
   --dtypes "${dtypes[@]}"
+commands=(env BLOCKSCOPE_BINARY="$BLOCKSCOPE" PYTHONPATH=tests/support "$PYTHON")
+check_meanwhile families "Every family on the CPU and on the GPU" "${commands[@]}" tests/cli/test_device.py gpu \
+  Device.test_families Device.test_verify
+check_meanwhile commands "The other commands on the CPU and on the GPU" "${commands[@]}" \
+  tests/cli/test_device_commands.py gpu
+check_meanwhile drafts "Drafts on the CPU and on the GPU" "${commands[@]}" tests/cli/test_device_draft.py gpu
 wait
 check attention "split_attention compared with attention without the split" "$PYTHON" scripts/bench/gpu_attention.py \
   "$KERNELS" --lengths "${lengths[@]}" --blocks "${blocks[@]}"

@@ -1,5 +1,6 @@
 """`blockscope` on the emulated cuda:0, a library that is preloaded where libtorch_cuda would be: alone, where
-attention falls back to plain torch operators, or with the emulated kernels."""
+attention falls back to plain torch operators, or with the emulated kernels. `gpu` in their place runs the same tests
+on a GPU (scripts/gpu_check.sh)."""
 
 import os
 import pathlib
@@ -13,8 +14,9 @@ import numpy as np
 from capture_harness import BINARY, MODELS
 from trace_arrays import datasets
 
+GPU = "gpu"
 FALLBACK = sys.argv.pop(1)
-KERNELS = sys.argv.pop(1)
+KERNELS = sys.argv.pop(1) if FALLBACK != GPU else GPU
 # The description of the run, and its times.
 TOLD = {"/model_byte", "/run_byte", "/model/json", "/run/json", "/steps/pass_time_ns",
         "/draft/cost/draft_ns", "/draft/cost/target_ns"}
@@ -28,7 +30,7 @@ def run(*arguments, device=None, faults=""):
     """`faults`: the faults of the emulated device (tests/support/emulated_cuda.h)."""
     environment = dict(os.environ)
     environment.pop("LD_PRELOAD", None)
-    if device:
+    if device and device != GPU:
         environment["LD_PRELOAD"] = device
         environment["EMULATED_CUDA"] = faults
         # blockscope sets this before it loads LibTorch, which is here before it.

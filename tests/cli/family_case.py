@@ -126,33 +126,39 @@ def write_family(folder, family, seed=0, **more):
     return folder
 
 
-def write_canvases(folder, vocab=320, hidden=8, head=4):
-    """A DiffusionGemma checkpoint of one layer that sees all keys."""
+def write_canvases(folder, vocab=320, hidden=8, head=4, windows=False):
+    """A DiffusionGemma checkpoint of one layer that sees all keys; with `windows`, after one with a window and heads of
+    twice the size."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True)
-    text = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 6, "num_hidden_layers": 1,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": head, "global_head_dim": head, "rms_norm_eps": 1e-6,
-            "num_global_key_value_heads": 1, "sliding_window": 4, "layer_types": ["full_attention"], "num_experts": 2,
+    kinds = ["sliding_attention"] * windows + ["full_attention"]
+    local = 2 * head if windows else head
+    ropes = {"full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}
+    text = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 6, "num_hidden_layers": len(kinds),
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": local, "global_head_dim": head, "rms_norm_eps": 1e-6,
+            "num_global_key_value_heads": 1, "sliding_window": 4, "layer_types": kinds, "num_experts": 2,
             "top_k_experts": 1, "moe_intermediate_size": 3, "max_position_embeddings": 256,
-            "rope_parameters": {"full_attention": {"rope_type": "proportional", "rope_theta": 5000.0,
-                                                   "partial_rotary_factor": 0.5}}}
+            "rope_parameters": {kind: ropes[kind] for kind in kinds}}
     (folder / "config.json").write_text(json.dumps(
         {"model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"], "canvas_length": 4,
          "text_config": text}))
     mlp = {"gate_proj": (6, hidden), "up_proj": (6, hidden), "down_proj": (hidden, 6)}
     norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
              "post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
-    layer = {"self_attn.q_proj.weight": (2 * head, hidden), "self_attn.k_proj.weight": (head, hidden),
-             "self_attn.o_proj.weight": (hidden, 2 * head), "self_attn.q_norm.weight": (head,),
-             "self_attn.k_norm.weight": (head,), "router.proj.weight": (2, hidden), "router.scale": (hidden,),
-             "router.per_expert_scale": (2,), "experts.gate_up_proj": (2, 6, hidden),
-             "experts.down_proj": (2, hidden, 3), "layer_scalar": (1,)}
+    layer = {"router.proj.weight": (2, hidden), "router.scale": (hidden,), "router.per_expert_scale": (2,),
+             "experts.gate_up_proj": (2, 6, hidden), "experts.down_proj": (2, hidden, 3), "layer_scalar": (1,)}
     layer |= {f"{norm}.weight": (hidden,) for norm in norms} | {f"mlp.{name}.weight": mlp[name] for name in mlp}
-    shapes = {f"model.decoder.layers.0.{name}": shape for name, shape in layer.items()}
+    shapes = {"model.decoder.norm.weight": (hidden,), "model.decoder.embed_tokens.weight": (vocab, hidden),
+              "model.decoder.self_conditioning.pre_norm.weight": (hidden,)}
     shapes |= {f"model.decoder.self_conditioning.{name}.weight": mlp[name] for name in mlp}
-    shapes |= {"model.decoder.self_conditioning.pre_norm.weight": (hidden,), "model.decoder.norm.weight": (hidden,),
-               "model.decoder.embed_tokens.weight": (vocab, hidden),
-               "model.encoder.language_model.layers.0.layer_scalar": (1,)}
+    for index, kind in enumerate(kinds):
+        size = head if kind == "full_attention" else local
+        own = {"q_proj": (2 * size, hidden), "k_proj": (size, hidden), "o_proj": (hidden, 2 * size), "q_norm": (size,),
+               "k_norm": (size,)} | ({"v_proj": (size, hidden)} if kind != "full_attention" else {})
+        attention = {f"self_attn.{name}.weight": shape for name, shape in own.items()}
+        shapes |= {f"model.decoder.layers.{index}.{name}": shape for name, shape in (layer | attention).items()}
+        shapes[f"model.encoder.language_model.layers.{index}.layer_scalar"] = (1,)
     random = np.random.default_rng(0)
     tensors = {name: 0.4 * random.standard_normal(shape) + (len(shape) == 1) for name, shape in sorted(shapes.items())}
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))

@@ -6,7 +6,8 @@ import json
 import unittest
 
 from capture_harness import MODELS, require_binary
-from device_harness import FALLBACK, KERNELS, DeviceCase, run
+from device_harness import FALLBACK, GPU, KERNELS, DeviceCase, run
+from family_case import FAMILIES, write_canvases, write_family
 
 NEEDLE = "Text: Note: Tina lantern helmet. The wide child looked. Note: Bela vine raven. The old painter sat. Question: Tina?"
 LONGER = "Text: The park played. Note: Zoe river falcon. Note: Yara ruby ivory. The farmer stood today near the house. " + NEEDLE
@@ -51,6 +52,19 @@ class Device(DeviceCase):
                 self.compare("needle-2k", *self.prompts(LONGER), "--policy", "mage,k=24", "--shadow",
                              level=level, gen_length=16)
 
+    def test_families(self):
+        """Random models of all families; canvases with windows, whose layers have shapes of their own."""
+        models = {family: (write_family(self.root / family, family), []) for family in FAMILIES}
+        models["canvas"] = (write_canvases(self.root / "canvas", windows=True),
+                            ["--denoising-steps", 5])
+        edits = ["--strategy", "joint_threshold,threshold=0.2,editing_threshold=0.05"]
+        models["edits"] = (models["llada2_moe"][0], edits)
+        for name, (model, more) in models.items():
+            arguments = ["--input-ids", "7,30,2,91,14,8,200,41,5", "--gen-length", 8, "--no-stop", "--dtype", "float32",
+                         "--record", "full", "--array-type", "f32", *more]
+            with self.subTest(name):
+                self.compare_traces(self.capture(model, *arguments), self.capture(model, *arguments, device=KERNELS), 1e-4)
+
     def test_bfloat16(self):
         """Tensor cores' kernels; the model rounds to 8 bits at many places."""
         self.compare("needle", *self.prompts(LONGER), "--policy", "flashblock", "--shadow", dtype="bfloat16",
@@ -85,6 +99,8 @@ class Device(DeviceCase):
                              "cuda:1", device=FALLBACK)
         self.assertEqual(code, 1)
         self.assertIn("expected an index below 1", error)
+        if KERNELS == GPU:
+            return
         code, _, error = run("capture", MODELS / "needle", "--prompt", "a", "-o", self.root / "x.h5", "--device", "cuda")
         self.assertEqual(code, 1)  # no libtorch_cuda, or no driver
         self.assertIn("--device cuda", error)

@@ -1,5 +1,6 @@
-"""--device of the commands other than capture and verify, on the emulated cuda:0 compared with the CPU: the
-same decisions and counts, numbers within float32's rounding (tests/cli/test_device.py has the traces)."""
+"""--device of the commands other than capture and verify, on the emulated cuda:0 or a GPU (argument `gpu`) compared
+with the CPU: the same decisions and counts, numbers within float32's rounding (tests/cli/test_device.py has the
+traces)."""
 
 import csv
 import json
@@ -31,7 +32,7 @@ STUDIES = {
 def run(*arguments, device="cpu"):
     environment = dict(os.environ)
     environment.pop("LD_PRELOAD", None)
-    if device != "cpu":
+    if device != "cpu" and EMULATED != "gpu":
         environment["LD_PRELOAD"] = EMULATED
         environment["GOMP_SPINCOUNT"] = "1000"  # blockscope sets it before it loads LibTorch, which is here before it
     done = subprocess.run([BINARY, *map(str, arguments), "--device", device], capture_output=True, text=True,
