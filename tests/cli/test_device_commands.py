@@ -102,7 +102,7 @@ class DeviceCommands(unittest.TestCase):
 
     def test_studies_of_the_parts_of_a_pass(self):
         for name in ("tau", "caches"):
-            code, _, error = run("study", name, NEEDLE, "-o", self.root / "refused", device="cuda")
+            code, _, error = run("study", name, NEEDLE, "--no-figures", "-o", self.root / "refused", device="cuda")
             self.assertEqual(code, 2, error)
             self.assertIn("only launches", error)
 

@@ -36,7 +36,10 @@ TEST(DeviceReads, AreTheCpusAndWaitOnceAStep) {
   const std::vector<DecodeRequest> requests{tiny_request(0, 9, 16), tiny_request(1, 14, 16)};
   for (size_t p = 0; p < policies(config).size(); ++p) {
     SCOPED_TRACE(p);
-    const LayerSizes shape{config.num_layers, config.num_heads, config.num_kv_heads};
+    LayerSizes shape;
+    shape.num_layers = config.num_layers;
+    shape.num_heads = config.num_heads;
+    shape.num_kv_heads = config.num_kv_heads;
     FreeRunObserver here(options, shape), there(options, shape);
     decode_all(host, *policies(config)[p], options, requests, &here);
     emulated_cuda::reset_counters();

@@ -148,7 +148,10 @@ std::vector<PassRow> two_blocks() {
 }
 
 TEST(PredictedReadsTest, FollowsTheRuleStepByStep) {
-  const LayerSizes shape{1, 2, 1};
+  LayerSizes shape;
+  shape.num_layers = 1;
+  shape.num_heads = 2;
+  shape.num_kv_heads = 1;
   const ReuseMasks all = one_mask({{true, true}});
   const auto read = [&](double tau, ReuseCount count) {
     return predicted_reads(two_blocks(), {tau, count}, all, shape).total_read();
