@@ -80,7 +80,7 @@ void App::draw_status() {
                                     : std::string();
       ImGui::Text(
           "sequence %lld %s | block %d | step %d of %zu | layer %lld | head %lld | N %d | "
-          "M %d | masks %d",
+          "M %d | undecided %d",
           static_cast<long long>(step->sequence), name.c_str(), step->block, step->step,
           model_.block()->steps.size(),
           static_cast<long long>(meta.layers[model_.selection().layer]),

@@ -78,7 +78,7 @@ std::optional<ReportTable> decoding_edits(const MetricResult& result) {
   part.caption =
       "Means over blocks. Edited: another token replaced one that was decided before. Masks that "
       "fill a block up at its end and positions that insertions push out of it are not counted.";
-  part.table.header = {"step", "masks before", "tokens decided"};
+  part.table.header = {"step", "undecided before", "tokens decided"};
   for (std::size_t kind = 0; kind < edits->axes[0].size(); ++kind) {
     part.table.header.push_back(edits->axes[0].label(kind));
   }

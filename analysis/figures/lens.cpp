@@ -8,7 +8,7 @@ std::optional<ReportFigure> lens_map(const MetricResult& result) {
                   {.name = "lens",
                    .title = "From which layer on the final token is predicted",
                    .caption = "Probability of the final token if the model ended before the layer: "
-                              "{}. Mean over masks and blocks.",
+                              "{}. Mean over undecided positions and blocks.",
                    .value = "probability",
                    .columns = "step",
                    .x_label = "denoising step t"},

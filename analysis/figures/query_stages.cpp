@@ -59,8 +59,9 @@ std::optional<ReportTable> query_stages(const MetricResult& result) {
                         : "Five stages from predictions to key sets";
   part.table = compared ? two_models(stages, result.find("relative_change")) : one_model(stages);
   part.caption =
-      "Differences between step 1 (all masks) and later steps. S1: KL divergence of the "
-      "predictions at masked positions, in nats. S2: L2 gap of unit-normalised hidden states. S3: "
+      "Differences between step 1 (all undecided) and later steps. S1: KL divergence of the "
+      "predictions at undecided positions, in nats. S2: L2 gap of unit-normalised hidden states. "
+      "S3: "
       "L2 gap of queries, per position. S4: L2 gap of the block's mean query. S5: recall of step "
       "1's top-k set. The arrows show the direction in which step 1 predicts later steps better. "
       "As MAGE, Table 2.";

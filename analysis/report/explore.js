@@ -394,12 +394,12 @@ function drawTrajectory() {
     make("td", {class: "room"})));
   const facts = data.sequences.find((one) => one.sequence === state.sequence).facts;
   const now = block.decided.flatMap((step, i) => step === state.step && step > 0 ? [i] : []);
-  const masks = block.decided.filter((step) => step < 0 || step > state.step).length;
+  const undecided = block.decided.filter((step) => step < 0 || step > state.step).length;
   const sure = now.map((i) => block.confidence[i]).filter((one) => one !== null);
   const mean = sure.length ? sure.reduce((a, b) => a + b) / sure.length : null;
   const text = make("p", {class: "text"}, ...rows.map((row) => {
     const node = done(row) ? chip(row) : make("bdi", {class: "dots", "data-tip":
-      `position ${row.first}${row.count > 1 ? ` to ${row.last}` : ""}: a mask`}, "·");
+      `position ${row.first}${row.count > 1 ? ` to ${row.last}` : ""}: undecided`}, "·");
     if (state.step > 0 && row.steps.includes(state.step)) node.classList.add("new");
     return node;
   }));
@@ -408,9 +408,9 @@ function drawTrajectory() {
       make("dt", {}, name), make("dd", {}, make("bdi", {}, value))])),
     byId("trajectory").querySelector(".legend").cloneNode(true), text,
     make("p", {class: "note", "aria-live": "polite"}, state.step === 0
-      ? `Before step 1: ${masks} masks.`
+      ? `Before step 1: ${undecided} undecided.`
       : `Step ${state.step}: ${now.length} decided` +
-        (mean === null ? "" : `, mean confidence ${number(mean, 3)}`) + `; ${masks} masks left.`),
+        (mean === null ? "" : `, mean confidence ${number(mean, 3)}`) + `; ${undecided} undecided left.`),
     make("div", {class: "scroll"}, make(
       "table", {class: "trajectory"}, make("caption", {}, `Block ${block.block} of sequence ${
         block.sequence}: positions ${block.positions[0]}–${block.positions.at(-1)}, ${block.steps} steps`),

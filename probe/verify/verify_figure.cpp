@@ -177,8 +177,8 @@ void describe_tradeoff(const VerifyResult& result, bool labelled, Figure& figure
   const std::string reference = result.reference.setting.label;
   figure.title = own.reuse.has_value() ? "What reuse saves and what it costs"
                                        : fmt::format("What {} saves and what it costs", own.label);
-  figure.caption = fmt::format("n = {} prompts, {} masked positions under replay; ", result.prompts,
-                               result.settings.front().fidelity.kl.count);
+  figure.caption = fmt::format("n = {} prompts, {} undecided positions under replay; ",
+                               result.prompts, result.settings.front().fidelity.kl.count);
   if (labelled) {
     figure.caption += fmt::format("the small numbers are gamma at tau = {}; ", own.reuse->tau);
   }

@@ -154,7 +154,7 @@ void add_replay(const PolicyResult& result, const std::string& title, const std:
   const double same =
       kl.count == 0 ? 1.0 : static_cast<double>(fidelity.same_top1) / static_cast<double>(kl.count);
   lines.line(fmt::format("                          {}, same top-1 at {}",
-                         plural(kl.count, "masked position"), percent(same)));
+                         plural(kl.count, "undecided position"), percent(same)));
   std::string by_step;
   for (const KlSummary& step : fidelity.kl_by_step) {
     by_step += fmt::format("{}{}: {:.1e}", by_step.empty() ? "" : ", ", step.step, step.mean);

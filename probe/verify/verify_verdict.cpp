@@ -86,7 +86,7 @@ std::string verdict_text(const VerifyResult& result) {
   add_whole_run(spread_of(reference.run.times.total).median, spread_of(own.run.times.total).median,
                 time);
   std::string saved = saving_text(own.run.reads);
-  std::string kl = fmt::format("KL {:.2e} nats a masked position", own.fidelity.kl.mean);
+  std::string kl = fmt::format("KL {:.2e} nats an undecided position", own.fidelity.kl.mean);
   if (result.pair()) {
     saved = fmt::format("{} against {}", saved, saving_text(reference.run.reads));
     kl = fmt::format("{} from exact, against {:.2e}", kl, reference.fidelity.kl.mean);
