@@ -56,15 +56,20 @@ int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const Decod
   return longest;
 }
 
-KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
-                         const DecodeOptions& options) {
-  KvCacheShape shape{config.num_layers, static_cast<int64_t>(requests.size()), config.num_kv_heads,
-                     longest_sequence(requests, options), config.head_dim};
+KvCacheShape cache_shape(const ModelConfig& config, int64_t slots, int64_t capacity,
+                         int64_t stored) {
+  KvCacheShape shape{config.num_layers, slots, config.num_kv_heads, capacity, config.head_dim};
   for (const LayerShape& layer : config.layer_shapes) {
     shape.layers.push_back({layer.num_kv_heads, layer.head_dim, layer.window});
   }
-  shape.most_stored = std::max(options.prefill_chunk, options.block_length());
+  shape.most_stored = stored;
   return shape;
+}
+
+KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
+                         const DecodeOptions& options) {
+  return cache_shape(config, std::ssize(requests), longest_sequence(requests, options),
+                     std::max(options.prefill_chunk, options.block_length()));
 }
 
 namespace {
@@ -140,7 +145,7 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
   if (options.canvas && options.sampling.temperature != 0.0) {
     throw UsageError(
         "temperature: the steps of a canvas have their own, which fall. HINT: leave "
-        "--temperature out, or give t_max and t_min to the strategy canvas");
+        "--temperature, --top-k and --top-p out, or give t_max and t_min to the strategy canvas");
   }
   if (options.autoregressive()) {
     if (options.block_length() != 1) {

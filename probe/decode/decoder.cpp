@@ -287,7 +287,6 @@ CommittedPrefix prefill_prompt(const BlockDiffusionModel& model, const DecodeOpt
   int64_t pass = 0;
   DecodeCallbacks callbacks;
   callbacks.interrupted = interrupted;
-  if (options.canvas) return prefill_canvas_prompt(model, *policy, options, request, callbacks);
   const std::vector<DecodeRequest> requests{request};
   return BlockLoop(model, *policy, options, requests, pass, callbacks).prefill_only();
 }

@@ -104,6 +104,10 @@ int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeO
 /// The KV positions of the longest of a batch's requests. It alone decides the length for which
 /// rotary embeddings are scaled, and the capacity of the KV cache.
 int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const DecodeOptions& options);
+
+/// The shape of a model's cache. `capacity`: its positions. `stored`: the most that a pass stores.
+KvCacheShape cache_shape(const ModelConfig& config, int64_t slots, int64_t capacity,
+                         int64_t stored);
 KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
                          const DecodeOptions& options);
 
@@ -131,8 +135,8 @@ std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, Attent
 std::vector<DecodeOutcome> in_request_order(std::vector<DecodeOutcome> ended,
                                             const std::vector<DecodeRequest>& requests);
 
-/// The prefix from which decoding this request starts. If `interrupted` cut the prefill off, its
-/// layers are empty.
+/// The prefix from which decoding this request starts, of a model without canvases. If
+/// `interrupted` cut the prefill off, its layers are empty.
 CommittedPrefix prefill_prompt(const BlockDiffusionModel& model, const DecodeOptions& options,
                                const DecodeRequest& request,
                                const std::function<bool()>& interrupted = {});

@@ -1,7 +1,6 @@
 #include "probe/decode/noise_canvas_decoder.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/InferenceMode.h>
 
 #include <utility>
 
@@ -31,12 +30,6 @@ class NoiseCanvasLoop final : public SlotLoop<SequenceState> {
     active_.push_back(initial_state(request, options));
   }
 
-  CommittedPrefix prefill_only() {
-    const c10::InferenceMode guard;
-    encode_prompt();
-    return interrupted() ? CommittedPrefix{} : copied_prefix(cache_);
-  }
-
  private:
   SequenceState& state() { return active_.front(); }
 
@@ -45,15 +38,8 @@ class NoiseCanvasLoop final : public SlotLoop<SequenceState> {
     policy_.remove(slot);
   }
 
-  void prefill(int64_t /*slot*/) override { encode_prompt(); }
-
-  void encode_prompt() {
+  void prefill(int64_t /*slot*/) override {
     const int64_t total = state().prompt_length;
-    if (state().request->prefix != nullptr) {
-      load_prefix(*state().request->prefix, model_.config(), 0, total, cache_);
-      begin_canvas(state(), options_, model_.config().vocab_size);
-      return;
-    }
     prefill_chunks(0, total, options_.prefill_chunk,
                    [&](PassContext& context, PassResult& result, const at::Tensor& ids,
                        const at::Tensor& positions) {
@@ -154,13 +140,6 @@ std::vector<DecodeOutcome> decode_noise_canvas(const BlockDiffusionModel& model,
                                                const DecodeRequest& request, int64_t& next_pass,
                                                const DecodeCallbacks& callbacks) {
   return NoiseCanvasLoop(model, policy, options, request, next_pass, callbacks).run();
-}
-
-CommittedPrefix prefill_canvas_prompt(const BlockDiffusionModel& model, AttentionPolicy& policy,
-                                      const DecodeOptions& options, const DecodeRequest& request,
-                                      const DecodeCallbacks& callbacks) {
-  int64_t pass = 0;
-  return NoiseCanvasLoop(model, policy, options, request, pass, callbacks).prefill_only();
 }
 
 }  // namespace blockscope

@@ -18,9 +18,4 @@ std::vector<DecodeOutcome> decode_noise_canvas(const BlockDiffusionModel& model,
                                                const DecodeRequest& request, int64_t& next_pass,
                                                const DecodeCallbacks& callbacks);
 
-/// The prompt's keys, as prefill_prompt() returns them.
-CommittedPrefix prefill_canvas_prompt(const BlockDiffusionModel& model, AttentionPolicy& policy,
-                                      const DecodeOptions& options, const DecodeRequest& request,
-                                      const DecodeCallbacks& callbacks);
-
 }  // namespace blockscope

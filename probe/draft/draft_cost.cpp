@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "probe/decode/decoder.h"
 #include "probe/draft/draft_seams.h"
 #include "probe/model/device.h"
 #include "probe/model/stopwatch.h"
@@ -81,7 +82,7 @@ class CostMeter {
  private:
   KvCache filled(const ModelConfig& config) {
     const int64_t capacity = context_length_ + longest_;
-    const KvCacheShape sizes = drafted_cache_shape(config, 1, capacity, longest_);
+    const KvCacheShape sizes = cache_shape(config, 1, capacity, longest_);
     KvCache cache(sizes, target_.dtype(), target_.device());
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
       const std::vector<int64_t> shape{

@@ -59,7 +59,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
 
  private:
   KvCache cache_of(const ModelConfig& config, int64_t slots) const {
-    return {drafted_cache_shape(config, slots, capacity_, std::max(prefill_chunk(), block_)),
+    return {cache_shape(config, slots, capacity_, std::max(prefill_chunk(), block_)),
             target_.dtype(), target_.device()};
   }
   int64_t prefill_chunk() const { return std::max<int64_t>(run_.prefill_chunk, 1); }

@@ -41,16 +41,6 @@ AttentionParts causal_parts(const AttentionInput& input, const ExternalKeys& ext
 
 }  // namespace
 
-KvCacheShape drafted_cache_shape(const ModelConfig& config, int64_t slots, int64_t capacity,
-                                 int64_t stored) {
-  KvCacheShape shape{config.num_layers, slots, config.num_kv_heads, capacity, config.head_dim};
-  for (const LayerShape& layer : config.layer_shapes) {
-    shape.layers.push_back({layer.num_kv_heads, layer.head_dim, layer.window});
-  }
-  shape.most_stored = stored;
-  return shape;
-}
-
 TargetSeams::TargetSeams(KvCache& cache, std::vector<int64_t> layers, int64_t num_layers,
                          Watcher& watcher)
     : ObservedSeams(watcher), cache_(cache), taps_(std::move(layers), num_layers) {}

@@ -12,10 +12,6 @@
 
 namespace blockscope {
 
-/// The shape of a cache for a target or a draft. `stored`: the most positions that a pass stores.
-KvCacheShape drafted_cache_shape(const ModelConfig& config, int64_t slots, int64_t capacity,
-                                 int64_t stored);
-
 /// A target's pass over the positions after its cache. Each position sees itself and everything
 /// before it. The pass stores the keys, which stay invisible until those of accepted tokens are
 /// committed. For observers, the committed keys are external. The pass's own keys are internal; a
