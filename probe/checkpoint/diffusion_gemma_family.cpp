@@ -250,16 +250,20 @@ void finish_gemma(const ConfigFile& file, ModelConfig& config) {
 }
 
 void record_gemma(const ConfigFile& file, ModelConfig& config) {
-  nlohmann::json head_dims, kv_heads, windows;
+  nlohmann::json head_dims, kv_heads, windows, thetas, rotating;
   for (const LayerShape& layer : config.layer_shapes) {
     head_dims.push_back(layer.head_dim);
     kv_heads.push_back(layer.num_kv_heads);
     windows.push_back(layer.window);
+    thetas.push_back(layer.rope.theta);
+    rotating.push_back(layer.rope.rotary_dim > 0 ? layer.rope.rotary_dim : layer.head_dim);
   }
   add_resolved(config, "layer_head_dim", head_dims, "config.json:layer_types, global_head_dim");
   add_resolved(config, "layer_kv_heads", kv_heads,
                "config.json:layer_types, num_global_key_value_heads");
   add_resolved(config, "layer_window", windows, "config.json:layer_types, sliding_window");
+  add_resolved(config, "layer_rope_theta", thetas, "config.json:layer_types, rope_parameters");
+  add_resolved(config, "layer_rotary_dim", rotating, "config.json:layer_types, rope_parameters");
   add_resolved(config, "logit_softcap", config.gemma->logit_softcap,
                file.source("final_logit_softcapping"));
   // Only if it says so: these entries are part of the digest of calibration files.

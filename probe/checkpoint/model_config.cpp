@@ -59,20 +59,25 @@ void record_resolved(const ConfigFile& file, const std::string& rope_source,
   add("intermediate_size", config.intermediate_size, from("intermediate_size"));
   add("num_heads", config.num_heads, from("num_attention_heads"));
   add("num_kv_heads", config.num_kv_heads,
-      !own_kv_key && !file.keys.has("num_key_value_heads")
+      config.gemma ? "the largest of layer_kv_heads"
+      : !own_kv_key && !file.keys.has("num_key_value_heads")
           ? "config.json:num_attention_heads (null key)"
           : from("num_key_value_heads"));
-  add("head_dim", config.head_dim, from("head_dim"));
+  add("head_dim", config.head_dim,
+      config.gemma ? "the largest of layer_head_dim" : from("head_dim"));
   add("vocab_size", config.vocab_size, from("vocab_size"));
   add("max_position_embeddings", config.max_position_embeddings, from("max_position_embeddings"));
   add("rms_norm_eps", config.rms_norm_eps, from("rms_norm_eps"));
   const RopeConfig& rope = config.rope;
+  // Of the layers that see all keys, where layers differ.
   add("rope_type", std::string(rope_type_name(rope.type)), rope_source);
   add("rope_theta", rope.theta, rope_source);
   if (rope.type != RopeType::kDefault) {
     add("rope_factor", rope.factor, rope_source);
-    add("rope_original_max_position_embeddings", rope.original_max_position_embeddings,
-        rope_source);
+    if (rope.type != RopeType::kProportional) {
+      add("rope_original_max_position_embeddings", rope.original_max_position_embeddings,
+          rope_source);
+    }
   }
   if (rope.type == RopeType::kYarn) {
     add("rope_beta_fast", rope.beta_fast, rope_source);
