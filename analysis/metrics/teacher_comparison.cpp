@@ -13,6 +13,7 @@
 #include "analysis/metrics/teacher_setup.h"
 #include "analysis/metrics/teacher_values.h"
 #include "analysis/pass/damage.h"
+#include "analysis/pass/exact_values.h"
 #include "decode_record/base/error.h"
 #include "decode_record/interchange/imported_trajectory.h"
 
@@ -42,7 +43,9 @@ class RowArrays {
   RowArrays(const TraceReader& trace, std::int64_t row) : trace_(trace), row_(row) {}
 
   LayerArray<float> floats(const TeacherQuantityEntry& entry, Field field, std::size_t layer) {
-    return shaped<float>(entry, trace_.read_floats_at(field, row_, at(layer)));
+    LayerArray<float> array = shaped<float>(entry, trace_.read_floats_at(field, row_, at(layer)));
+    if (entry.heads != TeacherHeads::none) cut_padding(array, layer);
+    return array;
   }
   LayerArray<std::int32_t> ints(const TeacherQuantityEntry& entry, Field field, std::size_t layer) {
     return shaped<std::int32_t>(entry, trace_.read_ints_at(field, row_, at(layer)));
@@ -54,6 +57,19 @@ class RowArrays {
 
  private:
   static std::int64_t at(std::size_t layer) { return static_cast<std::int64_t>(layer); }
+  /// Leaves the layer's own channels where layers differ in size.
+  void cut_padding(LayerArray<float>& array, std::size_t layer) const {
+    const auto own = static_cast<std::size_t>(trace_.info().meta.channels_at(layer));
+    if (array.channels == 1 || own >= array.channels) return;
+    const auto begin = array.values.begin();
+    const std::size_t vectors = array.values.size() / array.channels;
+    for (std::size_t v = 1; v < vectors; ++v) {
+      std::copy_n(begin + static_cast<std::ptrdiff_t>(v * array.channels), own,
+                  begin + static_cast<std::ptrdiff_t>(v * own));
+    }
+    array.channels = own;
+    array.values.resize(vectors * own);
+  }
   template <typename Value>
   LayerArray<Value> shaped(const TeacherQuantityEntry& entry, std::vector<Value> values) const {
     const TraceMeta& meta = trace_.info().meta;
@@ -196,7 +212,8 @@ class Comparing {
         blank_without_keys(here, kept_a[2]);
         blank_without_keys(there, kept_b[2]);
       }
-      const bool is_lse = here.channels == 1 && entry.heads == TeacherHeads::query;
+      const bool is_lse = entry.field == Field::attention_lse_external ||
+                          entry.field == Field::attention_lse_internal;
       const ValueRules rules{found_.tolerance, is_lse ? TeacherRange::log : TeacherRange::vector,
                              cached_};
       TeacherCounts counts;
@@ -280,6 +297,25 @@ class Comparing {
   BothValid valid_;
 };
 
+/// What the traces say of their runs that alone makes values differ.
+void add_run_notes(const TraceInfo& a, const TraceInfo& b, std::vector<std::string>& notes) {
+  for (const TraceInfo* trace : {&a, &b}) {
+    const std::string policy = inexact_policy(*trace);
+    if (!policy.empty()) {
+      notes.push_back(fmt::format("{} ran with {}: its attention is not exact",
+                                  trace == &a ? "A" : "B", policy));
+    }
+  }
+  for (const SharedHead& layer : shared(a.meta.layers, b.meta.layers)) {
+    const std::int64_t here = a.meta.window_of(layer.head);
+    const std::int64_t there = b.meta.window_of(layer.head);
+    if (here == there) continue;
+    notes.push_back(
+        fmt::format("layer {}: window {} in A, {} in B (0: all keys)", layer.head, here, there));
+    return;
+  }
+}
+
 /// Whether a difference comes before another one: by row, then by layer, then by quantity, then by
 /// position. Predictions come after all layers.
 bool comes_before(const TeacherResult& one, const TeacherResult& other) {
@@ -340,6 +376,7 @@ TeacherComparison compare_teacher(const std::string& a, const std::string& b,
     const TeacherRows rows(first, second);
     found.sequences = rows.sequences();
     found.notes = rows.notes();
+    add_run_notes(first.info(), second.info(), found.notes);
     found.inputs = rows.prompts();
     if (found.inputs) return std::move(found);
     const auto total = std::ssize(rows.pairs());

@@ -86,7 +86,7 @@ struct TeacherComparison {
   std::vector<TeacherResult> results;                       ///< every quantity, in computing order
   std::vector<ExpertGaps> experts;                          ///< [layers]; empty without experts
   std::optional<TeacherInputs> inputs;
-  std::vector<std::string> notes;      ///< what only one trace has, one sentence each
+  std::vector<std::string> notes;      ///< what only one trace has or does, one sentence each
   const TeacherResult* first() const;  ///< that with the first difference; nullptr: none
   bool equal() const { return !inputs && first() == nullptr; }
 };

@@ -27,16 +27,17 @@ std::string_view level_of(Exists exists) {
   switch (exists) {
     case Exists::always:
     case Exists::since_read:
+    case Exists::continuous:
+    case Exists::cache:
+    case Exists::ragged:
+    case Exists::model_layers:
       return "trajectory";
     case Exists::summary:
     case Exists::spread:
     case Exists::answer_blocks:
     case Exists::kept_pair:
-      return "summary";
-    case Exists::continuous:
-      return "trajectory, of a continuous model";
     case Exists::step_pairs:
-      return "summary, of a continuous model";
+      return "summary";
     case Exists::prompt_regions:
       return "summary --regions FILE";
     case Exists::intervened:
@@ -47,14 +48,10 @@ std::string_view level_of(Exists exists) {
     case Exists::lse_residual:
       return "summary --policy mage,k=512";
     case Exists::shadow:
+    case Exists::staleness:
       return "summary --shadow";
     case Exists::router:
       return "summary --record-router";
-    case Exists::cache:
-      return "trajectory, of a bidirectional model";
-    case Exists::ragged:
-    case Exists::model_layers:
-      return "trajectory, of a model whose layers differ";
     case Exists::revocations:
       return "trajectory --strategy wino";
     case Exists::kl:
@@ -63,8 +60,6 @@ std::string_view level_of(Exists exists) {
     case Exists::draft_cost:
     case Exists::candidates:
       return "trajectory --draft DRAFT";
-    case Exists::staleness:
-      return "summary --shadow, of a bidirectional model";
     case Exists::sets:
     case Exists::set_norms:
       return "sets";
@@ -81,19 +76,42 @@ std::string_view level_of(Exists exists) {
   return "full";
 }
 
+/// The models whose traces have the dataset, where not all models' do.
+std::string_view model_of(Exists exists) {
+  switch (exists) {
+    case Exists::continuous:
+    case Exists::step_pairs:
+      return " a continuous model";
+    case Exists::cache:
+    case Exists::staleness:
+      return " a bidirectional model";
+    case Exists::ragged:
+    case Exists::model_layers:
+      return " a model whose layers differ";
+    default:
+      return "";
+  }
+}
+
 }  // namespace
 
-ExactFields exact_fields(const TraceInfo& trace) {
+std::string inexact_policy(const TraceInfo& trace) {
   const std::string policy = policy_of(trace);
-  if ((policy.empty() || policy == "exact") && !intervened(trace)) return ExactFields{};
+  if (intervened(trace)) return (policy.empty() ? "exact" : policy) + " with interventions";
+  return policy == "exact" ? "" : policy;
+}
+
+ExactFields exact_fields(const TraceInfo& trace) {
+  const std::string policy = inexact_policy(trace);
+  if (policy.empty()) return ExactFields{};
   if (trace.meta.has_shadow) {
     return ExactFields{Field::shadow_external, Field::shadow_lse_external};
   }
   throw TraceError(fmt::format(
-      "{}: expected exact attention values, got those of policy `{}`{}, which may be from "
-      "an earlier step or from only some keys. HINT: capture with `--policy exact`, or "
-      "with `--shadow`, which also stores the exact values.",
-      trace.path, policy, intervened(trace) ? " with interventions" : ""));
+      "{}: expected exact attention values, got those of policy `{}`, which may be from an earlier "
+      "step or from only some keys. HINT: capture with `--policy exact`, or with `--shadow`, which "
+      "also stores the exact values.",
+      trace.path, policy));
 }
 
 std::vector<Field> output_fields(const ExactFields& exact) {
@@ -114,11 +132,11 @@ void require_field(const TraceReader& trace, Field field, const std::string& met
   const DatasetSpec& spec = spec_of(field);
   const TraceMeta& meta = trace.info().meta;
   const bool sets = spec.exists == Exists::sets || spec.exists == Exists::sets_full;
-  throw TraceError(
-      fmt::format("{}: {} needs {}, which this trace of level {} does not have. HINT: capture with "
-                  "`--record {}`{}.",
-                  trace.info().path, metric, spec.path, to_string(meta.level),
-                  level_of(spec.exists), sets && meta.set_size == 0 ? " and --set-size > 0" : ""));
+  throw TraceError(fmt::format(
+      "{}: {} needs {}, which this trace of level {} does not have. HINT: "
+      "capture{} with `--record {}`{}.",
+      trace.info().path, metric, spec.path, to_string(meta.level), model_of(spec.exists),
+      level_of(spec.exists), sets && meta.set_size == 0 ? " and --set-size > 0" : ""));
 }
 
 void require_tokens(const TraceReader& trace, const std::string& metric) {

@@ -21,6 +21,10 @@ struct ExactFields {
 ExactFields exact_fields(const TraceInfo& trace);
 inline ExactFields exact_fields(const TraceReader& trace) { return exact_fields(trace.info()); }
 
+/// The policy under which /attention/* is not exact, "quest" or "exact with interventions"; empty:
+/// it is exact.
+std::string inexact_policy(const TraceInfo& trace);
+
 /// The arrays from which the exact attention output is merged, with their A_in and L_in: A_out,
 /// L_out, A_in, L_in.
 std::vector<Field> output_fields(const ExactFields& exact);
