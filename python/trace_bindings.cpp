@@ -187,16 +187,15 @@ nb::list changes_of(TraceHandle& trace, std::int64_t sequence) {
     const TraceReader& reader = trace.reader();
     const TraceMeta& meta = reader.info().meta;
     const DecodeRecord record = reader.decode_record(sequence);
-    std::vector<std::int64_t> tokens = record.initial_frame().generated_tokens;
-    if (meta.noise_canvas)
-      std::ranges::fill(tokens, meta.mask_token_id);  // the noise before step 1
-    const std::int64_t prompt = std::ssize(record.initial_frame().prompts.at(0));
+    const Frame& first = record.initial_frame();
+    std::vector<std::int64_t> tokens = tokens_to_follow(first, meta.undecided_token());
+    const std::int64_t prompt = std::ssize(first.prompts.at(0));
     std::vector<Step> found;
     for (const std::int64_t row : reader.rows_of(sequence)) {
       const StepColumns columns = reader.steps(row, 1);
       if (static_cast<PassKind>(columns.kind[0]) != PassKind::denoise) continue;
       const SequenceDelta& delta = record.delta(found.size()).rows.front();
-      found.push_back({row, follow_delta(tokens, 0, delta, meta.mask_token_id,
+      found.push_back({row, follow_delta(tokens, 0, delta, meta.undecided_token(),
                                          columns.block_start[0] - prompt + meta.block_length)});
     }
     return found;

@@ -13,7 +13,7 @@ BlockDecisions decisions_of(const TraceReader& trace, const BlockSteps& block) {
   if (block.steps.empty()) return decisions;
   const auto prompt = static_cast<std::int64_t>(trace.sequence(block.sequence).prompt.size());
   const std::int64_t origin = block.steps.front().block_start - prompt;
-  const std::int64_t mask = trace.info().meta.mask_token_id;
+  const std::int64_t mask = trace.info().meta.undecided_token();
   std::vector<std::int64_t> tokens(size, mask);
   for (std::size_t t = 0; t < block.steps.size(); ++t) {
     decisions.masks.push_back(masks);

@@ -58,7 +58,7 @@ void add_step(const TraceReader& trace, const StepRef& step, std::int64_t prompt
       }
     }
     const std::size_t length = tokens.size();
-    const StepChanges changes = follow_delta(tokens, 0, delta, meta.mask_token_id, end);
+    const StepChanges changes = follow_delta(tokens, 0, delta, meta.undecided_token(), end);
     if (tokens.size() != length) {
       throw TraceError(
           fmt::format("{}: row {} changes the number of positions from {} to {}, which this "
@@ -70,7 +70,7 @@ void add_step(const TraceReader& trace, const StepRef& step, std::int64_t prompt
       const auto item = std::ranges::find(block.positions, prompt_length + change.position,
                                           &TrajectoryPosition::position);
       if (item == block.positions.end()) continue;
-      const bool masked = change.after == meta.mask_token_id;
+      const bool masked = change.after == meta.undecided_token();
       item->events.push_back(
           {step.step, masked ? -1 : change.after, change.confidence, change.kind});
       item->token = masked ? -1 : change.after;
@@ -97,7 +97,8 @@ TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block)
   add_initial_positions(trace, block.steps.front(), trajectory);
   const auto prompt_length =
       static_cast<std::int64_t>(trace.sequence(block.sequence).prompt.size());
-  std::vector<std::int64_t> tokens = trace.frame_before(block.steps.front().row).generated_tokens;
+  std::vector<std::int64_t> tokens = tokens_to_follow(trace.frame_before(block.steps.front().row),
+                                                      trace.info().meta.undecided_token());
   for (const StepRef& step : block.steps) {
     trajectory.num_steps = std::max(trajectory.num_steps, step.step);
     add_step(trace, step, prompt_length, tokens, trajectory);

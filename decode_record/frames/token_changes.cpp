@@ -120,6 +120,14 @@ void add_change(StepChanges& result, const HeldCell& cell, std::int64_t position
 
 }  // namespace
 
+std::vector<std::int64_t> tokens_to_follow(const Frame& frame, std::int64_t mask_token_id) {
+  std::vector<std::int64_t> tokens = frame.generated_tokens;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (frame.undecided(i)) tokens[i] = mask_token_id;
+  }
+  return tokens;
+}
+
 StepChanges follow_delta(std::vector<std::int64_t>& tokens, std::int64_t origin,
                          const SequenceDelta& delta, std::int64_t mask_token_id,
                          std::int64_t block_end) {

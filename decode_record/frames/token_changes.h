@@ -35,6 +35,9 @@ struct StepChanges {
   std::int64_t net_tokens = 0;  ///< tokens after the step minus tokens before it
 };
 
+/// The generated tokens of a frame as follow_delta() takes them.
+std::vector<std::int64_t> tokens_to_follow(const Frame& frame, std::int64_t mask_token_id);
+
 /// Undecided positions hold `mask_token_id` here, also those of a canvas whose traces have noise
 /// there (mask_token_id -1). Applies a resolved delta of one sequence to `tokens`, the part
 /// [origin, origin + size) of its answer, and says what changed. Changes outside are left out. A

@@ -105,8 +105,10 @@ class Changes:
             that insertions push out of it.
         position: of each change after the step, int64 [changes], counted after the prompt.
         kind: "decided" (a mask took a token), "edited" (another token replaced it), "taken back" (a mask again) or
-            "moved" (an insertion or deletion brought another token, or a mask, there): str [changes].
-        before, after: token ids; the mask's for a mask. int64 [changes].
+            "moved" (an insertion or deletion brought another token, or a mask, there): str [changes]. A token that the
+            same step edited and deleted is not listed; `blockscope info` counts it as edited.
+        before, after: token ids; for an undecided position the mask's, -1 in a trace without masks or with a draft.
+            int64 [changes].
         confidence: of `after`, float32 [changes]; -inf for a mask.
     """
 

@@ -53,7 +53,7 @@ void add_changes(const TraceReader& trace, std::int64_t row, const SequenceDelta
     throw CorruptTrace(fmt::format("{}: row {}: expected positions of at least 0, got {}",
                                    trace.info().path, row, position));
   }
-  const std::int64_t mask = trace.info().meta.mask_token_id;
+  const std::int64_t mask = trace.info().meta.undecided_token();
   const StepChanges step = follow_delta(tokens, 0, delta, mask, end);
   for (const TokenChange& change : step.changes) {
     const bool masked = change.after == mask;
@@ -138,7 +138,7 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
   const EndOfText ends(trace);
   const TraceMeta& meta = trace.info().meta;
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(result->gen_length),
-                                   meta.mask_token_id);
+                                   meta.undecided_token());
   StepColumns steps;  // of rows around this one: a call takes as long for many as for one
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i % 64 == 0) control.report(static_cast<double>(i), static_cast<double>(rows.size()));
