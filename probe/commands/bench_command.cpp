@@ -173,8 +173,10 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   check_decoding_fits(command, decode, /*draws=*/true);
   if (flags.context_length > largest_position_count(model.config)) {
     throw UsageError(
-        fmt::format("--context: expected at most the {} positions of this model, got {}",
-                    largest_position_count(model.config), flags.context_length));
+        fmt::format("--context: expected at most the {0} positions of this model, got {1}. HINT: "
+                    "--context {2} leaves half of them to the answer",
+                    largest_position_count(model.config), flags.context_length,
+                    largest_position_count(model.config) / 2));
   }
   check_gen_length(flags.decoding.gen_length, decode);
   const PolicyOptions policy = read_policy("exact", flags.interventions);

@@ -274,8 +274,8 @@ DecodeOptions block_diffusion_options(const CLI::App& command, const StudyFlags&
   }
   if (decode.canvas) {
     throw UsageError(fmt::format(
-        "study: {}: expected a model with masks, got model_type \"{}\", whose canvases hold random "
-        "tokens: the studies' figures are about masks. HINT: verify, eval and analyze take it",
+        "study: {}: expected a model with masks, got model_type \"{}\": studies don't support "
+        "canvases of random tokens. HINT: verify, eval and analyze take it",
         flags.model.model, model.config.model_type));
   }
   check_decoding_fits(command, decode);

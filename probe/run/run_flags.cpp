@@ -315,6 +315,13 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options, bool
   for (const char* option : {"--strategy", "--denoising-steps", "--cache"}) {
     refuse_idle(app, option, !options.autoregressive(), kBlocks);
   }
+  const CLI::Option* predictions = app.get_option_no_throw("--predictions");
+  if (predictions != nullptr && predictions->count() > 0 &&
+      predictions->as<std::string>() == "masked" && (options.canvas || options.autoregressive())) {
+    throw UsageError(
+        "--predictions masked: does nothing with this model, which has no masks: all predictions "
+        "are recorded. HINT: leave the option out");
+  }
   const auto with_sub_blocks = [](const Family& family) { return family.sub_block_length > 0; };
   refuse_idle(app, "--sub-block-length", options.sub_blocks(),
               fmt::format("a model with sub-blocks ({})", list_of(families_with(with_sub_blocks))));
