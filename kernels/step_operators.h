@@ -1,5 +1,5 @@
 // Torch operators for a recorder outside this library (blockscope.record in Python): the functions
-// that the runtime's own recorder calls, on tensors of the CPU. They are not differentiable. A
+// that the runtime's own recorder calls, on tensors of the CPU; some of a GPU, too. They are not differentiable. A
 // wrong shape, dtype or layout throws c10::Error.
 #pragma once
 
@@ -35,7 +35,7 @@ RecordedAttention recorded_attention(const at::Tensor& q, const at::Tensor& k_ex
                                      const at::Tensor& result = {});
 
 /// layer_statistics (step_statistics.h) of sequence `row`, without queries. All inputs are
-/// contiguous float32 on the CPU. internal [S, H, B, D] and lse_internal [S, H, B]. external and
+/// contiguous float32 on the CPU or on a GPU, the kinds on the CPU. internal [S, H, B, D] and lse_internal [S, H, B]. external and
 /// lse_external alike; none without a prefix. The previous step's outputs, or none. Each source
 /// with its lse, and the kind of each row, [B] uint8 below 3, or [0]: the source is this step; none
 /// without a prefix. -> external_mass [H], similarity_external [H], similarity_internal [H], each

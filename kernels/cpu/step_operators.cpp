@@ -14,11 +14,13 @@
 #include "kernels/cpu/cpu_support.h"
 #include "kernels/cpu/head_tasks.h"
 #include "kernels/cpu/split_attention_cpu.h"
-#include "kernels/cpu/step_statistics.h"
+#include "kernels/cuda/device_operators.h"
 #include "kernels/operator.h"
 #include "kernels/row_ops.h"
 #include "kernels/shape_check.h"
 #include "kernels/simd/statistics_kernels.h"
+#include "kernels/step_statistics.h"
+#include "kernels/torch/fallback_steps.h"
 
 namespace blockscope {
 namespace {
@@ -43,8 +45,8 @@ void check_row(const char* op, const at::Tensor& x, int64_t row) {
 /// Sequence `row` of outputs with the shape of `like`, and of their lses.
 HeadAttention pair_of(const char* op, const char* name, const at::Tensor& output,
                       const at::Tensor& lse, const at::Tensor& like, int64_t row) {
-  check_tensor(op, name, output, at::kFloat, at::kCPU);
-  check_tensor(op, name, lse, at::kFloat, at::kCPU);
+  check_tensor(op, name, output, at::kFloat, like.device());
+  check_tensor(op, name, lse, at::kFloat, like.device());
   check_shape(op, name, output, like.sizes());
   check_shape(op, name, lse, like.sizes().slice(0, 3));
   return {output, lse, row};
@@ -63,23 +65,9 @@ const uint8_t* kinds_of(const char* op, const at::Tensor& kinds, int64_t block) 
   return first;
 }
 
-at::Tensor kept_tensor(const std::vector<std::vector<KindSums>>& kept, int64_t heads) {
-  at::Tensor result = at::empty({std::ssize(kept), heads, kKindsOfRows, 5}, at::kFloat);
-  auto* out = result.mutable_data_ptr<float>();
-  const int64_t of_source = heads * kKindsOfRows * 5;
-  std::fill_n(out, result.numel(), std::numeric_limits<float>::quiet_NaN());
-  for (size_t t = 0; t < kept.size(); ++t) {
-    auto* next = out + static_cast<int64_t>(t) * of_source;
-    for (const KindSums& head : kept[t]) {
-      for (const KeptSums& sums : head) {
-        for (const double value :
-             {sums.rows, sums.cosine, sums.lse, sums.squared, sums.reference}) {
-          *next++ = static_cast<float>(value);
-        }
-      }
-    }
-  }
-  return result;
+/// What the schema gives for a value that an input is missing for; no part of another result.
+at::Tensor own(const at::Tensor& value, at::IntArrayRef none, const at::Tensor& like) {
+  return value.defined() ? value.clone() : at::empty(none, like.options());
 }
 
 /// Logits [R, V] on the CPU.
@@ -184,30 +172,24 @@ Tensors5 step_statistics(const std::optional<at::Tensor>& external,
   }
   const HeadShape shape{internal.size(1), internal.size(2), internal.size(3)};
   const LayerStatistics found = layer_statistics(step, shape);
-  at::Tensor errors = at::empty({std::ssize(sources), shape.heads, 4}, at::kFloat);
-  auto* out = errors.mutable_data_ptr<float>();
-  for (const std::vector<ErrorSums>& of_source : found.reuse_error) {
-    for (const ErrorSums& sums : of_source) {
-      for (const double value : {sums.squared, sums.absolute, sums.reference, sums.dot}) {
-        *out++ = static_cast<float>(value);
-      }
-    }
-  }
-  return {floats(found.external_mass), floats(found.similarity_external),
-          floats(found.similarity_internal), errors, kept_tensor(found.kept, shape.heads)};
+  return {own(found.external_mass, {0}, internal), own(found.similarity_external, {0}, internal),
+          own(found.similarity_internal, {0}, internal),
+          own(found.reuse_error, {0, shape.heads, 4}, internal),
+          own(found.kept, {0, shape.heads, kKindsOfRows, 5}, internal)};
 }
 
 Tensors2 step_gaps(const at::Tensor& x, const at::Tensor& first, int64_t row) {
   constexpr const char* kOp = "step_gaps";
   check_row(kOp, x, row);
-  check_query(kOp, x);
-  check_operand(kOp, "first", first, x.scalar_type());
+  check_query(kOp, x, x.device());
+  check_tensor(kOp, "first", first, x.scalar_type(), x.device());
   check_shape(kOp, "first", first, x.sizes());
   const RowGaps found = row_gaps(x, row, FirstRows(first, row));
-  return {floats(found.gap), floats(found.block_gap)};
+  return {found.gap, found.block_gap};
 }
 
 at::Tensor row_log_sum_exp(const at::Tensor& x) {
+  if (const DeviceScope device{x}) return fallback::row_log_sum_exp(x);
   check_logits("row_log_sum_exp", "x", x, x.scalar_type());
   at::Tensor lse = at::empty({x.size(0)}, at::kDouble);
   auto* out = lse.mutable_data_ptr<double>();
@@ -290,6 +272,12 @@ TORCH_LIBRARY_FRAGMENT(blockscope, m) {
   m.def("row_log_sum_exp(Tensor x) -> Tensor");
   m.def("row_divergence(Tensor first, Tensor first_lse, Tensor now, Tensor wanted) -> Tensor");
   m.def("best_token_rows(Tensor logits) -> (Tensor token, Tensor probability)");
+}
+
+TORCH_LIBRARY_IMPL(blockscope, CUDA, m) {
+  m.impl("step_statistics", step_statistics);
+  m.impl("step_gaps", step_gaps);
+  m.impl("row_log_sum_exp", row_log_sum_exp);
 }
 
 TORCH_LIBRARY_IMPL(blockscope, CPU, m) {

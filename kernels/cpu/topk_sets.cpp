@@ -33,10 +33,10 @@ struct SetsShape {
 };
 
 // ProbabilityRows of the weights that split_attention kept: tokens [begin, ...) of one KV head.
-class KeptRows {
+class KeptWeightRows {
  public:
-  KeptRows(const ExternalWeights& kept, const at::Tensor& lse, const SetsShape& shape, int64_t head,
-           int64_t begin)
+  KeptWeightRows(const ExternalWeights& kept, const at::Tensor& lse, const SetsShape& shape,
+                 int64_t head, int64_t begin)
       : group_(shape.group),
         queries_(shape.queries),
         rows_(shape.group * shape.queries),
@@ -237,7 +237,7 @@ TopKSets topk_sets(const ExternalWeights& kept, const at::Tensor& ext_len, const
   TopKSets result = empty_sets(shape, k, with_tokens);
   const at::Tensor normaliser = lse.contiguous();
   SetsBuilder(shape, k, result).run([&](int64_t head, int64_t begin, int64_t /*tokens*/) {
-    return KeptRows(kept, normaliser, shape, head, begin);
+    return KeptWeightRows(kept, normaliser, shape, head, begin);
   });
   return result;
 }

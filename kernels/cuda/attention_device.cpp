@@ -1,5 +1,6 @@
 // split_attention and related operators on a device.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -9,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -169,6 +171,21 @@ struct SpreadQuestion {
   at::Tensor places;  // [T] int32; undefined: 0 .. T - 1
 };
 
+// The ranges' ends on a device. All layers of a step usually ask for the same ones, so the last
+// copy of this thread is used again by work of the same stream.
+at::Tensor copied_ends(const at::Tensor& ends, at::Device device) {
+  struct Last {
+    at::Tensor host, device;
+    c10::Stream stream;
+  };
+  thread_local std::optional<Last> last;
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (!last || last->stream != stream || !at::equal(last->host, ends)) {
+    last.emplace(Last{ends, copied_to(ends, device), stream});
+  }
+  return last->device;
+}
+
 SpreadQuestion prepare_spread(const Arguments& arguments, WeightSpread& spread) {
   const AttentionSizes& sizes = arguments.sizes;
   const int64_t internal_keys = arguments.k_in.size(2);
@@ -190,7 +207,7 @@ SpreadQuestion prepare_spread(const Arguments& arguments, WeightSpread& spread) 
   for (const std::vector<int64_t>& of_sequence : spread.ends) {
     for (const int64_t end : of_sequence) *next++ = static_cast<int32_t>(end);
   }
-  question.ends = copied_to(ends, q.device());
+  question.ends = copied_ends(ends, q.device());
   if (!spread.places.empty()) {
     const std::vector<int32_t> places(spread.places.begin(), spread.places.end());
     question.places = copied_to(at::tensor(places, at::kInt), q.device());

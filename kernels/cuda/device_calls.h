@@ -261,6 +261,49 @@ struct GateCall {
   void* out = nullptr;
 };
 
+// The statistics of a layer's step (step_statistics.h): float32, contiguous, of one sequence.
+constexpr int kMaxSources = 4;
+constexpr int kRowKindBits = 2;  // a kind is below 3
+constexpr int kMaxKindWords = 64;
+constexpr int kMaxKindRows = kMaxKindWords * 32 / kRowKindBits;
+
+struct StatisticsCall {
+  struct Pair {
+    const float* output = nullptr;  // [H, B, D]
+    const float* lse = nullptr;     // [H, B]
+  };
+  int heads = 0;
+  int block = 0;
+  int dim = 0;
+  int sources = 0;
+  Pair internal, external;  // null: no prefix
+  const float* last_internal = nullptr;
+  const float* last_external = nullptr;
+  Pair source[kMaxSources];
+  int first_alike[kMaxSources] =
+      {};  // the first source with the same sums; its own place: computed
+  bool has_kinds[kMaxSources] = {};
+  uint32_t kinds[kMaxSources][kMaxKindWords] = {};
+  // Outputs as in LayerStatistics; null where it is undefined.
+  float* external_mass = nullptr;
+  float* similarity_external = nullptr;
+  float* similarity_internal = nullptr;
+  float* reuse_error = nullptr;
+  float* kept = nullptr;
+};
+
+// row_gaps: one sequence. `first` [H, B, D] is contiguous.
+struct GapsCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int heads = 0;
+  int block = 0;
+  int dim = 0;
+  DeviceRows x;
+  const void* first = nullptr;
+  float* gap = nullptr;
+  float* block_gap = nullptr;
+};
+
 // Every launch: its name among the kernels of a queue (device_kernels.h), and its call.
 #define BLOCKSCOPE_LAUNCHES(LAUNCH)   \
   LAUNCH(split_attention, SplitCall)  \
@@ -277,7 +320,9 @@ struct GateCall {
   LAUNCH(prefill, PrefillCall)        \
   LAUNCH(norm, NormCall)              \
   LAUNCH(rotate, RotateCall)          \
-  LAUNCH(gate, GateCall)
+  LAUNCH(gate, GateCall)              \
+  LAUNCH(statistics, StatisticsCall)  \
+  LAUNCH(gaps, GapsCall)
 
 // `stream` is a cudaStream_t. The emulator has no streams and runs the call at once.
 #define BLOCKSCOPE_LAUNCH(name, Call) void launch_##name(const Call& call, void* stream);
@@ -301,5 +346,6 @@ BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_LAUNCH)
 #include "kernels/cuda/prefill_device.cuh"
 #include "kernels/cuda/row_device.cuh"
 #include "kernels/cuda/row_ops_device.cuh"
+#include "kernels/cuda/step_statistics_device.cuh"
 #include "kernels/cuda/top_k_device.cuh"
 #endif

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "kernels/cuda/device_kernels.h"
+#include "kernels/step_statistics.h"
 #include "kernels/torch/fallback_operators.h"
 
 namespace blockscope {
@@ -77,5 +78,9 @@ BLOCKSCOPE_ROW_OPERATORS(BLOCKSCOPE_ON_QUEUE)
 TopKSets topk_sets_on(const DeviceQueue& queue, const at::Tensor& q, const at::Tensor& k_ext,
                       const at::Tensor& ext_len, const at::Tensor& lse, int64_t k, double scale,
                       bool with_tokens);
+LayerStatistics layer_statistics_on(const DeviceQueue& queue, const LayerStep& step,
+                                    const HeadShape& shape);
+RowGaps row_gaps_on(const DeviceQueue& queue, const at::Tensor& x, int64_t row,
+                    const at::Tensor& first);
 
 }  // namespace blockscope

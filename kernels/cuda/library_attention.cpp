@@ -20,7 +20,7 @@ struct Shape {
   int64_t least_keys;
 };
 constexpr std::array kTable{
-    Shape{64, 8 * 32768},
+    Shape{64, 8 * 16384},
     Shape{INT64_MAX, 8 * 4096},
 };
 

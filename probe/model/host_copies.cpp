@@ -17,13 +17,12 @@ HostCopies::HostCopies(std::vector<at::Tensor> tensors) : tensors_(std::move(ten
     each.copy_(source, /*non_blocking=*/true);
   }
   if (!device) return;
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device->type()).getStream(*device);
-  copied_.emplace(Copied{stream, c10::Event(device->type())});
-  copied_->event.record(stream);
+  copied_.emplace(device->type());
+  copied_->record(c10::impl::VirtualGuardImpl(device->type()).getStream(*device));
 }
 
 const std::vector<at::Tensor>& HostCopies::wait() {
-  if (copied_ && !copied_->event.query()) copied_->stream.synchronize();
+  if (copied_ && !copied_->query()) copied_->synchronize();
   copied_.reset();
   return tensors_;
 }

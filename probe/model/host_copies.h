@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
-#include <c10/core/Stream.h>
 
 #include <optional>
 #include <vector>
@@ -22,13 +21,8 @@ class HostCopies {
   const std::vector<at::Tensor>& wait();
 
  private:
-  struct Copied {
-    c10::Stream stream;
-    c10::Event event;
-  };
-
   std::vector<at::Tensor> tensors_;
-  std::optional<Copied> copied_;  // none: nothing is being copied
+  std::optional<c10::Event> copied_;  // none: nothing is being copied
 };
 
 }  // namespace blockscope

@@ -18,8 +18,8 @@ namespace blockscope {
 namespace {
 
 PassResult with_context(const PassResult& result, const PassContext& context) {
-  return {context,        result.length,       result.start,     result.computed_rows,
-          result.pass_ns, result.attention_ns, result.decisions, result.work,
+  return {context,          result.length,       result.start,     result.computed_rows,
+          result.pass_ns,   result.attention_ns, result.decisions, result.work,
           result.rows_read, result.deciding_ns};
 }
 
@@ -32,9 +32,7 @@ bool records_late(at::Device device) {
 LateRecorder::LateRecorder(Recorder& recorder, at::Device device)
     : recorder_(recorder), device_(device), counters_(recorder.counters()) {
   if (!device.is_cpu()) {
-    copies_.emplace(
-        Copies{c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device),
-               std::make_shared<PinnedPool>(), c10::Event(device.type())});
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -68,24 +66,10 @@ std::shared_ptr<const PassContext> LateRecorder::kept(const PassContext& context
 }
 
 void LateRecorder::take(const std::vector<at::Tensor*>& tensors) {
-  if (copies_) return copy_from_device(tensors);
   for (const at::Tensor* tensor : tensors) {
-    if (tensor->defined()) open_.bytes += static_cast<int64_t>(tensor->nbytes());
-  }
-}
-
-void LateRecorder::copy_from_device(const std::vector<at::Tensor*>& tensors) {
-  copies_->ready.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  copies_->ready.block(copies_->stream);
-  const c10::StreamGuard guard(copies_->stream);
-  for (at::Tensor* tensor : tensors) {
-    if (!tensor->defined() || tensor->is_cpu()) continue;
-    const at::Tensor source = std::move(*tensor);
-    *tensor = copies_->pool->take(source.sizes(), source.scalar_type());
-    tensor->copy_(source, /*non_blocking=*/true);
-    source.record_stream(copies_->stream);  // decoding may release it before it is copied
-    if (!open_.copied) open_.copied.emplace(device_.type());
+    if (!tensor->defined()) continue;
     open_.bytes += static_cast<int64_t>(tensor->nbytes());
+    if (!tensor->is_cpu() && !open_.ready) open_.ready.emplace(device_.type());
   }
 }
 
@@ -100,7 +84,9 @@ void LateRecorder::add(Call call) {
 
 void LateRecorder::close() {
   if (open_.calls.empty()) return;
-  if (open_.copied) open_.copied->record(copies_->stream);
+  if (open_.ready) {
+    open_.ready->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
   Piece piece = std::exchange(open_, {});
   {
     std::unique_lock lock(mutex_);
@@ -165,8 +151,12 @@ void LateRecorder::run() {
 }
 
 void LateRecorder::replay(const Piece& piece) {
-  if (piece.copied) piece.copied->synchronize();
+  const c10::OptionalStreamGuard guard(stream_);
+  if (piece.ready) piece.ready->block(*stream_);
   for (const Call& call : piece.calls) call(recorder_);
+  // The decoding stream reuses the memory of these calls once they are gone. The end of a pass has
+  // waited for its results, so this waits in the middle of large passes alone.
+  if (piece.ready) stream_->synchronize();
 }
 
 void LateRecorder::on_attention(const AttentionView& view) {

@@ -1,7 +1,7 @@
 // Records without making decoding wait. Every call is queued, and a thread makes the same calls of
-// a Recorder in the same order. Tensors of a device are copied to pinned memory on a separate
-// stream first, so the Recorder sees only host tensors. Host tensors are kept, because nobody
-// writes to them later.
+// a Recorder in the same order. Tensors are kept, because nobody writes to them later. On a device
+// the thread has a stream of its own, which waits for what decoding has queued; there the Recorder
+// computes its statistics, and copies only these to the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "probe/decode/decode_observer.h"
-#include "probe/record/pinned_pool.h"
 #include "probe/record/recorder.h"
 
 namespace blockscope {
@@ -30,7 +29,7 @@ namespace blockscope {
 /// piece may be larger than the limit of bytes if it is alone in the queue.
 constexpr int64_t kMostLatePasses = 2;
 constexpr int64_t kMostLateBytes = int64_t{256} << 20;
-/// A pass with more bytes of copies than this is recorded in pieces, while it still runs.
+/// A pass with more bytes of tensors than this is recorded in pieces, while it still runs.
 constexpr int64_t kLatePieceBytes = int64_t{32} << 20;
 
 /// Whether a model on this device is recorded late: always on a device, and on the CPU if decoding
@@ -56,7 +55,6 @@ class LateRecorder final : public DecodeObserver {
   Recorder::Counters counters() const;
   /// How often decoding had to wait for the recorder.
   int64_t waits() const { return waits_; }
-  int64_t pinned_bytes() const { return copies_ ? copies_->pool->bytes() : 0; }
 
   bool wants_every_prediction() const override { return recorder_.wants_every_prediction(); }
   bool wants_logits() const override { return recorder_.wants_logits(); }
@@ -85,25 +83,18 @@ class LateRecorder final : public DecodeObserver {
 
  private:
   using Call = std::function<void(Recorder&)>;
-  /// Calls whose tensors are on the host once `copied` has happened.
+  /// Calls whose tensors are computed once `ready` has happened.
   struct Piece {
     std::vector<Call> calls;
-    std::optional<c10::Event> copied;  // none: nothing was copied
-    int64_t bytes = 0;                 // of its tensors
-    int64_t passes = 0;                // number of passes that end in this piece
+    std::optional<c10::Event> ready;  // on the decoding stream; none: no tensor of a device
+    int64_t bytes = 0;                // of its tensors
+    int64_t passes = 0;               // number of passes that end in this piece
   };
 
   std::shared_ptr<const PassContext> kept(const PassContext& context);
-  /// What copies from a device need.
-  struct Copies {
-    c10::Stream stream;
-    std::shared_ptr<PinnedPool> pool;
-    c10::Event ready;  // on the decoding stream: the next copies' sources have been computed
-  };
 
-  /// Copies the device's tensors; host tensors stay as they are.
+  /// Tensors that the open piece keeps until the thread's work on them has ended.
   void take(const std::vector<at::Tensor*>& tensors);
-  void copy_from_device(const std::vector<at::Tensor*>& tensors);
   void add(Call call);
   void close();
   void rethrow() const;  // with mutex_ held
@@ -112,7 +103,7 @@ class LateRecorder final : public DecodeObserver {
 
   Recorder& recorder_;
   const at::Device device_;
-  std::optional<Copies> copies_;  // none on the CPU
+  std::optional<c10::Stream> stream_;  // the thread's; none on the CPU
   Piece open_;
   std::shared_ptr<const PassContext> context_;  // context of the current pass
   std::atomic<int64_t> waits_ = 0;

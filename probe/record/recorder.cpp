@@ -6,10 +6,15 @@
 #include <memory>
 #include <utility>
 
+#include "probe/model/device.h"
+#include "probe/model/host_copies.h"
 #include "probe/record/row_copies.h"
 
 namespace blockscope {
 namespace {
+
+/// A slot's results on a device are copied when they take this much memory, and after every pass.
+constexpr int64_t kMostPendingBytes = int64_t{32} << 20;
 
 /// A buffer that keeps the tensor alive; contiguous, already in the file's type.
 Buffer buffer_of(const at::Tensor& tensor) {
@@ -22,8 +27,9 @@ Buffer buffer_of(const at::Tensor& tensor) {
 /// The positions of a layer's work, including those that a device chose.
 std::vector<PositionRange> ranges_with(std::vector<int64_t> known, const at::Tensor& chosen) {
   if (chosen.defined()) {
-    const auto* first = chosen.const_data_ptr<int64_t>();
-    known.insert(known.end(), first, first + chosen.numel());
+    const at::Tensor places = on_host(chosen);
+    const auto* first = places.const_data_ptr<int64_t>();
+    known.insert(known.end(), first, first + places.numel());
   }
   return ranges_of(known);
 }
@@ -84,6 +90,70 @@ Recorder::LayerHistory& Recorder::history_of(Slot& slot, int64_t layer_index,
   return history;
 }
 
+void Recorder::when_on_host(size_t s, HostTensors results,
+                            std::function<void(const HostTensors&)> put) {
+  int64_t bytes = 0;
+  for (at::Tensor& result : results) {
+    if (!result.defined()) continue;
+    result = result.contiguous();
+    if (!result.is_cpu()) bytes += static_cast<int64_t>(result.nbytes());
+  }
+  if (bytes == 0) return put(results);
+  Slot& slot = slot_at(s);
+  slot.pending.push_back({std::move(results), std::move(put)});
+  slot.pending_bytes += bytes;
+  if (slot.pending_bytes >= kMostPendingBytes) put_pending(slot);
+}
+
+void Recorder::put_array(size_t s, Field field, int64_t layer_index, const at::Tensor& x,
+                         int64_t row, const std::vector<int64_t>& heads) {
+  if (x.is_cpu()) {
+    RowCopies copies(array_type(), layer_index);
+    copies.add(field, x, row, heads);
+    copies.run(slot_at(s).arrays);
+    return;
+  }
+  at::Tensor rows = x.select(0, row);
+  if (std::ssize(heads) != rows.size(0)) {
+    rows = rows.index_select(0, index_on(heads, rows.device()));
+  }
+  when_on_host(s, {rows.to(array_type())}, [=, this](const HostTensors& known) {
+    slot_at(s).arrays.push_back({field, layer_index, buffer_of(known[0])});
+  });
+}
+
+void Recorder::put_pending(Slot& slot) {
+  if (slot.pending.empty()) return;
+  // A copy costs as much as a kernel, so all results of a type become one.
+  std::map<at::ScalarType, std::vector<at::Tensor>> parts;
+  for (const Pending& one : slot.pending) {
+    for (const at::Tensor& result : one.results) {
+      if (result.defined() && !result.is_cpu()) {
+        parts[result.scalar_type()].push_back(result.flatten());
+      }
+    }
+  }
+  std::vector<at::Tensor> whole;
+  for (const auto& [type, flat] : parts) whole.push_back(at::cat(flat));
+  HostCopies copies(whole);
+  const std::vector<at::Tensor>& hosts = copies.wait();
+  slot.in_use.clear();
+  std::map<at::ScalarType, int64_t> next;
+  const auto on_host = [&](const at::Tensor& result) {
+    if (!result.defined() || result.is_cpu()) return result;
+    const at::ScalarType type = result.scalar_type();
+    const auto at = static_cast<size_t>(std::distance(parts.begin(), parts.find(type)));
+    const int64_t begin = std::exchange(next[type], next[type] + result.numel());
+    return hosts[at].narrow(0, begin, result.numel()).view(result.sizes());
+  };
+  for (const Pending& one : std::exchange(slot.pending, {})) {
+    HostTensors results;
+    std::ranges::transform(one.results, std::back_inserter(results), on_host);
+    one.put(results);
+  }
+  slot.pending_bytes = 0;
+}
+
 void Recorder::on_attention(const AttentionView& view) {
   if (reads_layer(view.context, view.input.layer)) record(view.context, reads_of(view));
 }
@@ -102,25 +172,26 @@ void Recorder::record(const PassContext& context, const AttentionReads& reads) {
     if (records(pass) && at_least(RecordLevel::outputs)) record_arrays(reads, s, index);
     if (reads.map.defined() && records_map(pass)) record_map(pass, reads, s);
   }
-  if (reads.sets.index.defined()) record_sets(context, reads, index);
+  if (reads.sets.index.defined()) record_sets(context, reads);
 }
 
 void Recorder::summarise(const SequencePass& pass, const AttentionReads& reads, size_t s,
                          int64_t layer_index) {
   const int64_t row = static_cast<int64_t>(s);
-  Slot& slot = slot_at(s);
-  LayerHistory& history = history_of(slot, layer_index, pass);
+  LayerHistory& history = history_of(slot_at(s), layer_index, pass);
   const AttentionParts& used = reads.used;
-  put_head_rows(slot, Field::attention_lse_external, layer_index, used.lse_external, row);
-  put_head_rows(slot, Field::attention_lse_internal, layer_index, used.lse_internal, row);
+  put_head_rows(s, Field::attention_lse_external, layer_index, used.lse_external, row);
+  put_head_rows(s, Field::attention_lse_internal, layer_index, used.lse_internal, row);
   const auto put_flags = [&](Field field, const at::Tensor& flags) {  // [S, H] bool
     if (!flags.defined()) return;
-    const at::Tensor kept = recorded_heads(flags.select(0, row)).to(at::kByte).contiguous();
-    const size_t heads = options_.meta.heads.size();
-    auto& out = slot.bytes[field];
-    out.resize(options_.meta.layers.size() * heads, 0);
-    std::copy_n(kept.const_data_ptr<uint8_t>(), heads,
-                out.begin() + layer_index * static_cast<int64_t>(heads));
+    when_on_host(s, {flags.select(0, row).to(at::kByte)}, [=, this](const HostTensors& known) {
+      const at::Tensor kept = recorded_heads(known[0]).contiguous();
+      const size_t heads = options_.meta.heads.size();
+      auto& out = slot_at(s).bytes[field];
+      out.resize(options_.meta.layers.size() * heads, 0);
+      std::copy_n(kept.const_data_ptr<uint8_t>(), heads,
+                  out.begin() + layer_index * static_cast<int64_t>(heads));
+    });
   };
   put_flags(Field::attention_reused, used.reused);
   if (options_.meta.has_interventions) put_flags(Field::attention_intervened, used.intervened);
@@ -134,7 +205,8 @@ void Recorder::summarise(const SequencePass& pass, const AttentionReads& reads, 
     step.internal = HeadAttention(exact->internal, exact->lse_internal, row);
     compare_steps(pass, history, step);
   }
-  put_statistics(layer_statistics(step, head_shape(reads.layer)), slot, layer_index);
+  put_statistics(layer_statistics(step, head_shape(reads.layer)), s, layer_index);
+  if (!reads.q.is_cpu()) slot_at(s).in_use.push_back(std::move(step));
 }
 
 void Recorder::compare_queries(const SequencePass& pass, const at::Tensor& query, int64_t row,
@@ -170,57 +242,49 @@ void Recorder::compare_steps(const SequencePass& pass, LayerHistory& history, La
   history.last_step = pass.step;
 }
 
-void Recorder::put_statistics(const LayerStatistics& statistics, Slot& slot, int64_t layer_index) {
-  const auto put = [&](Field field, const std::vector<float>& values) {
-    if (!values.empty()) put_heads(slot, field, layer_index, values);
-  };
-  put(Field::external_mass, statistics.external_mass);
-  put(Field::similarity_external, statistics.similarity_external);
-  put(Field::similarity_internal, statistics.similarity_internal);
-  put(Field::query_gap, statistics.query.gap);
-  put(Field::query_block_gap, statistics.query.block_gap);
-  if (statistics.reuse_error.empty()) return;
-  put_reuse_error(slot, layer_index, statistics);
-  if (options_.meta.has_kept_pair) put_kept(slot, layer_index, statistics);
+void Recorder::put_statistics(const LayerStatistics& statistics, size_t s, int64_t layer_index) {
+  put_heads(s, Field::external_mass, layer_index, statistics.external_mass);
+  put_heads(s, Field::similarity_external, layer_index, statistics.similarity_external);
+  put_heads(s, Field::similarity_internal, layer_index, statistics.similarity_internal);
+  put_heads(s, Field::query_gap, layer_index, statistics.query.gap);
+  put_heads(s, Field::query_block_gap, layer_index, statistics.query.block_gap);
+  put_sums(s, Field::reuse_error, layer_index, statistics.reuse_error);
+  if (options_.meta.has_kept_pair) put_sums(s, Field::kept_pair, layer_index, statistics.kept);
 }
 
 void Recorder::record_shadow(const AttentionReads& reads, size_t s, int64_t layer_index) {
   const int64_t row = static_cast<int64_t>(s);
-  Slot& slot = slot_at(s);
-  put_head_rows(slot, Field::shadow_lse_external, layer_index, reads.exact()->lse_external, row);
+  put_head_rows(s, Field::shadow_lse_external, layer_index, reads.exact()->lse_external, row);
   const auto computed = [&](const at::Tensor& out) {
     const at::Tensor rows = out.select(0, row).to(at::kFloat);
-    return reads.rows.defined() ? rows.index_select(1, reads.rows) : rows;
+    return reads.rows.defined() ? rows.index_select(1, on_device(reads.rows, rows.device())) : rows;
   };
   const at::Tensor exact = computed(reads.exact()->out);
   const at::Tensor error = computed(reads.used.out) - exact;
-  const at::Tensor relative =
-      error.square().sum({-2, -1}).sqrt() / exact.square().sum({-2, -1}).sqrt().clamp_min(1e-30);
   put_heads(
-      slot, Field::shadow_output_error, layer_index,
-      {relative.const_data_ptr<float>(), relative.const_data_ptr<float>() + relative.numel()});
+      s, Field::shadow_output_error, layer_index,
+      error.square().sum({-2, -1}).sqrt() / exact.square().sum({-2, -1}).sqrt().clamp_min(1e-30));
 }
 
 void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) {
   if (!reads_layer(context, layer)) return;
   const int64_t index = layer_index(layer);
+  const at::Tensor rows = hidden.unsqueeze(1);
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     const SequencePass& pass = context.sequences[s];
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
-    Slot& slot = slot_at(s);
-    LayerHistory& history = history_of(slot, index, pass);
-    if (records(pass) && at_least(RecordLevel::full)) {
-      RowCopies copies(array_type(), index);
-      copies.add(Field::hidden, hidden.unsqueeze(1), static_cast<int64_t>(s), {0});
-      copies.run(slot.arrays);
-    }
-    const at::Tensor rows = hidden.unsqueeze(1);
+    LayerHistory& history = history_of(slot_at(s), index, pass);
     const auto row = static_cast<int64_t>(s);
+    if (records(pass) && at_least(RecordLevel::full)) {
+      put_array(s, Field::hidden, index, rows, row, {0});
+    }
     if (pass.first_step()) {
       history.first_hidden = FirstRows(rows, row);
     } else if (history.first_hidden.like(rows)) {
-      const RowGaps gaps = row_gaps(rows, row, history.first_hidden);
-      put_floats(slot, Field::hidden_gap, index, gaps.gap.data(), 1);
+      when_on_host(
+          s, {row_gaps(rows, row, history.first_hidden).gap}, [=, this](const HostTensors& known) {
+            put_floats(slot_at(s), Field::hidden_gap, index, known[0].const_data_ptr<float>(), 1);
+          });
     }
   }
 }
@@ -230,7 +294,7 @@ void Recorder::on_committed_keys(const CommittedKeys& keys) {
   const int64_t index = layer_index(keys.layer);
   // [K, T, D] -> [T, recorded kv heads, D]
   const auto file_order = [&](const at::Tensor& rows) {
-    return buffer_of(recorded_kv_heads(padded_kv_heads(rows.unsqueeze(0)).squeeze(0))
+    return buffer_of(recorded_kv_heads(padded_kv_heads(on_host(rows).unsqueeze(0)).squeeze(0))
                          .transpose(0, 1)
                          .to(array_type(), false, /*copy=*/true));
   };
@@ -249,6 +313,7 @@ void Recorder::on_remove(int64_t slot) {
 }
 
 void Recorder::finish_slot(Slot& slot, TraceRow& row) {
+  put_pending(slot);
   if (row.recorded) {
     for (auto& [field, values] : slot.floats) {
       row.arrays.push_back({field, kAllLayers, make_buffer(std::move(values))});

@@ -1,25 +1,29 @@
 // Turns what a decoder shows into rows of a trace. The recorder never changes a token. It copies
-// views, converted to the file's type, and hands the copies to the TraceWriter's thread.
+// views, converted to the file's type, and hands the copies to the TraceWriter's thread. Statistics
+// are computed where the values are. A device's results come to the host together, at the end of a
+// pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <vector>
 
 #include "decode_record/frames/frame_delta.h"
 #include "decode_record/schema/reuse_rule.h"
 #include "decode_record/write/trace_writer.h"
-#include "kernels/cpu/step_statistics.h"
+#include "kernels/step_statistics.h"
 #include "probe/decode/decode_observer.h"
 #include "probe/record/attention_reads.h"
 #include "probe/record/recorder_options.h"
 
 namespace blockscope {
 
-/// Reads host tensors only. It is called by the decoding thread or by a LateRecorder.
+/// Called by the decoding thread or by a LateRecorder. A device's tensors are read on the current
+/// stream.
 class Recorder : public DecodeObserver {
  public:
   Recorder(RecorderOptions options, TraceWriter& writer);
@@ -89,6 +93,13 @@ class Recorder : public DecodeObserver {
     FirstRows first_hidden;          // [1, B, hidden_size] of step 1
     std::vector<int32_t> first_set;  // [kv_heads, k] of step 1, each ascending
   };
+  struct Slot;
+  using HostTensors = std::vector<at::Tensor>;
+  /// Results that are on a device, and what to do with them on the host.
+  struct Pending {
+    HostTensors results;
+    std::function<void(const HostTensors&)> put;
+  };
   /// One slot of the batch: the block's history, and the current row.
   struct Slot {
     std::vector<LayerHistory> history;           // by recorded layer
@@ -98,6 +109,10 @@ class Recorder : public DecodeObserver {
     std::map<Field, std::vector<uint8_t>> bytes;
     std::vector<ArraySlice> arrays;  // per-layer datasets, already in file type
     at::Tensor map;                  // [map layers, map heads, B, positions] float16
+    std::vector<Pending> pending;
+    int64_t pending_bytes = 0;
+    /// What queued work of a device reads. The history may already have let go of it.
+    std::vector<LayerStep> in_use;
   };
 
   bool at_least(RecordLevel level) const { return options_.meta.level >= level; }
@@ -118,6 +133,8 @@ class Recorder : public DecodeObserver {
   TopKSets sets_of(const AttentionView& view) const;
   at::Tensor map_of(const AttentionView& view) const;
   void record_map(const SequencePass& pass, const AttentionReads& reads, size_t slot);
+  void put_map(const SequencePass& pass, size_t slot, int64_t layer, int64_t internal,
+               const at::Tensor& from);
   void read_norms(const AttentionView& view, AttentionReads& reads) const;
   void summarise(const SequencePass& pass, const AttentionReads& reads, size_t slot,
                  int64_t layer_index);
@@ -125,24 +142,33 @@ class Recorder : public DecodeObserver {
   static void compare_queries(const SequencePass& pass, const at::Tensor& query, int64_t row,
                               LayerHistory& history, LayerStep& step);
   static void compare_steps(const SequencePass& pass, LayerHistory& history, LayerStep& step);
-  void put_statistics(const LayerStatistics& statistics, Slot& slot, int64_t layer_index);
-  void put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics);
-  void put_kept(Slot& slot, int64_t layer_index, const LayerStatistics& statistics);
+  void put_statistics(const LayerStatistics& statistics, size_t slot, int64_t layer_index);
+  /// sums [tau, H, ...]: the sums of every recorded head.
+  void put_sums(size_t slot, Field field, int64_t layer_index, const at::Tensor& sums);
   void record_spread(const SequencePass& pass, const AttentionReads& reads, size_t slot,
                      int64_t layer_index);
+  void put_spread(const SequencePass& pass, size_t slot, int64_t layer,
+                  const std::vector<int64_t>& ends, const HostTensors& weights);
   void record_selection(const AttentionReads& reads, size_t slot, int64_t layer_index);
   void record_shadow(const AttentionReads& reads, size_t slot, int64_t layer_index);
   bool wants_sets(const PassContext& context) const;
-  void record_sets(const PassContext& context, const AttentionReads& reads, int64_t layer_index);
+  void record_sets(const PassContext& context, const AttentionReads& reads);
+  void put_sets(const SequencePass& pass, size_t slot, int64_t layer, const HostTensors& sets);
   void record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history, int64_t layer,
                      const std::vector<int32_t>& index);
   void record_arrays(const AttentionReads& reads, size_t slot, int64_t layer_index);
 
   void compare_prediction(size_t slot, const SequencePass& pass, const PredictionRows& rows);
+  /// Calls put(results on the host): at once if they are there, else when the slot's results are
+  /// copied. `put` may refer to the pass. Undefined results stay undefined.
+  void when_on_host(size_t slot, HostTensors results, std::function<void(const HostTensors&)> put);
+  /// Copies the slot's results to the host, which waits for the slot's queued work, and puts them.
+  static void put_pending(Slot& slot);
   void put_floats(Slot& slot, Field field, int64_t layer_index, const float* values, size_t count);
-  void put_heads(Slot& slot, Field field, int64_t layer_index, const std::vector<float>& all_heads);
+  /// values [H, ...] float32 of any device; undefined: nothing is put.
+  void put_heads(size_t slot, Field field, int64_t layer_index, const at::Tensor& values);
   /// rows [S, H, ...]; entry `row` is put.
-  void put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows,
+  void put_head_rows(size_t slot, Field field, int64_t layer_index, const at::Tensor& rows,
                      int64_t row);
   void put_ints(Slot& slot, Field field, int64_t layer_index, const std::vector<int32_t>& values);
   HeadShape head_shape(int64_t layer) const;
@@ -155,6 +181,9 @@ class Recorder : public DecodeObserver {
   at::ScalarType array_type() const {
     return options_.meta.array_type == ArrayType::bf16 ? at::kBFloat16 : at::kFloat;
   }
+  /// The recorded heads of x[row] as [heads, ...] in the file's type, put among the slot's arrays.
+  void put_array(size_t slot, Field field, int64_t layer_index, const at::Tensor& x, int64_t row,
+                 const std::vector<int64_t>& heads);
   at::Tensor recorded_heads(const at::Tensor& rows) const;     // [H, ...] -> [heads, ...]
   at::Tensor recorded_kv_heads(const at::Tensor& rows) const;  // [K, ...] -> [kv_heads, ...]
   void add_prediction(const SequencePass& pass, const StepDecision& decision, TraceRow& row) const;

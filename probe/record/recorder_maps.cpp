@@ -42,8 +42,15 @@ at::Tensor Recorder::map_of(const AttentionView& view) const {
   return at::stack(heads, 1);
 }
 
-/// Column p of the file is position p.
 void Recorder::record_map(const SequencePass& pass, const AttentionReads& reads, size_t s) {
+  when_on_host(s, {reads.map.select(0, static_cast<int64_t>(s))},
+               [this, s, &pass, layer = reads.layer, internal = reads.map_internal](
+                   const HostTensors& known) { put_map(pass, s, layer, internal, known[0]); });
+}
+
+/// Column p of the file is position p. `from` [heads, T, N + T_in], of which T_in are internal.
+void Recorder::put_map(const SequencePass& pass, size_t s, int64_t of_layer, int64_t internal,
+                       const at::Tensor& from) {
   const TraceMeta& meta = options_.meta;
   at::Tensor& map = slot_at(s).map;
   if (!map.defined()) {
@@ -51,16 +58,14 @@ void Recorder::record_map(const SequencePass& pass, const AttentionReads& reads,
                     meta.map_positions},
                    kNaN, at::kHalf);
   }
-  const auto layer = std::ranges::find(meta.map_layers, reads.layer) - meta.map_layers.begin();
-  const at::Tensor from = reads.map.select(0, static_cast<int64_t>(s));  // [heads, T, N + T_in]
+  const auto layer = std::ranges::find(meta.map_layers, of_layer) - meta.map_layers.begin();
   const at::Tensor to = map.select(0, layer).narrow(1, 0, from.size(1));
   const int64_t count = pass.context_length;
   const int64_t before = keys_before(meta, pass);
-  const int64_t internal = reads.map_internal;
   const auto copy = [&](int64_t column, int64_t position, int64_t length) {
     if (length > 0) to.narrow(2, position, length).copy_(from.narrow(2, column, length));
   };
-  const int64_t first = meta.first_key(reads.layer, count);
+  const int64_t first = meta.first_key(of_layer, count);
   copy(0, first, before - first);
   copy(before - first, before + meta.block_length, count - before);
   copy(from.size(2) - internal, pass.block_start, internal);

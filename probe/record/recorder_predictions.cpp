@@ -41,7 +41,12 @@ void Recorder::compare_prediction(size_t index, const SequencePass& pass,
   if (pass.first_step()) {
     slot.first_prediction = FirstPrediction(rows);
   } else if (slot.first_prediction.defined()) {
-    slot.floats[Field::prediction_kl_step1] = masked_kl(slot.first_prediction, rows, pass.masked);
+    when_on_host(index, {masked_kl(slot.first_prediction, rows, pass.masked)},
+                 [this, index](const HostTensors& known) {
+                   const auto* kl = known[0].const_data_ptr<float>();
+                   slot_at(index).floats[Field::prediction_kl_step1].assign(kl,
+                                                                            kl + known[0].numel());
+                 });
   }
 }
 

@@ -14,10 +14,10 @@ namespace blockscope {
 std::optional<AttentionReads> AttentionReads::rows_known() const {
   AttentionReads reads = *this;
   reads.present.reset();
-  reads.rows = present.nonzero().squeeze(1);
+  reads.rows = on_host(present).nonzero().squeeze(1);
   if (reads.rows.numel() == 0) return std::nullopt;
   at::Tensor& tokens = reads.sets.token_index;
-  if (tokens.defined()) tokens = tokens.index_select(2, reads.rows);
+  if (tokens.defined()) tokens = tokens.index_select(2, on_device(reads.rows, tokens.device()));
   return reads;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "probe/record/recorder.h"
 
@@ -59,35 +60,46 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
                              int64_t layer_index) {
   const WeightSpread& spread = reads.spread;
   if (!spread.entropy.defined()) return;
-  const TraceMeta& meta = options_.meta;
   const auto row = static_cast<int64_t>(s);
-  Slot& slot = slot_at(s);
-  put_head_rows(slot, Field::spread_entropy, layer_index, spread.entropy, row);
-  put_head_rows(slot, Field::spread_largest, layer_index, spread.largest, row);
+  put_head_rows(s, Field::spread_entropy, layer_index, spread.entropy, row);
+  put_head_rows(s, Field::spread_largest, layer_index, spread.largest, row);
+  when_on_host(s,
+               {spread.largest.select(0, row), spread.range.select(0, row),
+                spread.key.select(0, row), spread.offset.select(0, row)},
+               [this, s, &pass, layer = reads.layer, ends = spread.ends[s]](
+                   const HostTensors& weights) { put_spread(pass, s, layer, ends, weights); });
+}
 
+void Recorder::put_spread(const SequencePass& pass, size_t s, int64_t layer,
+                          const std::vector<int64_t>& ends, const HostTensors& weights) {
+  const auto& [largest, of_range, of_key, of_offset] =
+      std::tie(weights[0], weights[1], weights[2], weights[3]);
+  const TraceMeta& meta = options_.meta;
+  const int64_t layer_index = this->layer_index(layer);
+  Slot& slot = slot_at(s);
   const int64_t before = keys_before(meta, pass);
-  const int64_t first = meta.first_key(reads.layer, pass.context_length);
+  const int64_t first = meta.first_key(layer, pass.context_length);
   const TracedSequence& traced = traced_.at(pass.sequence);
   const RegionPlaces region(meta.regions.size());
   const SequenceRegions regions{region, traced.prompt_length, pass.block_start,
                                 pass.block_start + meta.block_length, traced.regions};
   const auto distances = static_cast<size_t>(meta.distance_bins * (meta.bidirectional ? 2 : 1));
   const auto offsets = static_cast<size_t>(2 * meta.block_length - 1);
-  const auto internal_keys = static_cast<size_t>(spread.key.size(2));
+  const auto internal_keys = static_cast<size_t>(of_key.size(1));
   const size_t missing = static_cast<size_t>(meta.block_length) - internal_keys;
   std::vector<float> by_distance, by_offset, by_region, by_answer_block;
   for (const int64_t head : meta.heads) {
     const auto values = [&](const at::Tensor& all) {
-      return all.const_data_ptr<float>() + row * all.stride(0) + head * all.stride(1);
+      return all.const_data_ptr<float>() + head * all.stride(0);
     };
-    const bool known = !std::isnan(values(spread.largest)[2]);
+    const bool known = !std::isnan(values(largest)[2]);
     const float nothing = known ? 0.0F : std::numeric_limits<float>::quiet_NaN();
     std::vector<float> distance(distances, nothing);
     std::vector<float> of_region(meta.regions.size(), nothing);
     std::vector<float> of_block(static_cast<size_t>(kAnswerBlocks), nothing);
     int64_t begin = first;
-    const float* range = values(spread.range);
-    for (const int64_t range_end : spread.ends[s]) {
+    const float* range = values(of_range);
+    for (const int64_t range_end : ends) {
       const int64_t end = first + range_end;
       const float weight = *range++;
       if (begin == end) continue;
@@ -102,7 +114,7 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
       if (back >= 0) of_block[static_cast<size_t>(back)] += weight;
       begin = end;
     }
-    const float* key = values(spread.key);
+    const float* key = values(of_key);
     for (size_t i = 0; i < internal_keys; ++i) {
       const bool mask = i < pass.masked.size() && pass.masked[i];
       of_region[mask ? region.masks : region.decided] += key[i];
@@ -112,7 +124,7 @@ void Recorder::record_spread(const SequencePass& pass, const AttentionReads& rea
     by_answer_block.insert(by_answer_block.end(), of_block.begin(), of_block.end());
     std::vector<float> offset(offsets, nothing);
     if (internal_keys > 0) {
-      std::copy_n(values(spread.offset), 2 * internal_keys - 1,
+      std::copy_n(values(of_offset), 2 * internal_keys - 1,
                   offset.begin() + static_cast<std::ptrdiff_t>(missing));
     }
     by_offset.insert(by_offset.end(), offset.begin(), offset.end());

@@ -347,6 +347,57 @@ def check_similarity(ops, rng, dtype, worst):
     worst.add("cross_step_similarity", ops.cross_step_similarity(a, b), expected, 1e-6, f"{rows} x {dim}")
 
 
+def check_statistics(ops, rng, dtype, worst):
+    """What a recorder compares at a step; its inputs are float32 in every run, queries have the type."""
+    heads, block, dim = rng.choice([1, 4, 32]), rng.choice([3, 16, 33]), rng.choice([16, 100, 128])
+    pair = lambda: (torch.randn(2, heads, block, dim, device=DEVICE), torch.randn(2, heads, block, device=DEVICE))
+    external, internal, last, older = pair(), pair(), pair(), pair()
+    external[1][1, 0, 1] = -math.inf
+    for side in (external, internal):
+        for values in side:
+            values[1, :, -1] = math.nan  # a row that the pass did not compute
+    kinds = torch.randint(0, 3, (block,), dtype=torch.uint8)
+    x, first = (torch.randn(2, heads, block, dim, device=DEVICE).to(dtype) for _ in range(2))
+    case = f"{heads} heads, B {block}, D {dim}, {dtype}"
+    poison()
+    mass, similar_external, similar_internal, errors, kept = ops.step_statistics(
+        *external, *internal, last[0], older[0], [last[0], older[0]], [last[1], older[1]],
+        [kinds, torch.empty(0, dtype=torch.uint8)], 1)
+    gap, block_gap = ops.step_gaps(x, first, 1)
+
+    def add(name, got, expected):
+        worst.add(name, got, expected, 2e-5 * max(1.0, expected[expected.isfinite()].abs().max().item()), case)
+
+    sides = {name: tuple(values[1].cpu().double() for values in side)
+             for name, side in {"out": external, "in": internal, "last": last, "older": older}.items()}
+    share = lambda name: torch.sigmoid(sides[name][1] - sides["in"][1])
+    merge = lambda name: sides["in"][0] + share(name).unsqueeze(-1) * (sides[name][0] - sides["in"][0])
+    cosine = lambda a, b: torch.nn.functional.cosine_similarity(sides[a][0], sides[b][0], dim=-1, eps=1e-12)
+    add("step_statistics mass", mass, share("out").nanmean(-1))
+    add("step_statistics external", similar_external, cosine("out", "last").nanmean(-1))
+    add("step_statistics internal", similar_internal, cosine("in", "older").nanmean(-1))
+    ref = merge("out")
+    for t, name in enumerate(("last", "older")):
+        got, error = merge(name), merge(name) - ref
+        there = ~error.isnan().any(-1)
+        sums = lambda values, rows: torch.where(rows.unsqueeze(-1), values, 0.0).sum((-1, -2))
+        add("step_statistics errors", errors[t],
+            torch.stack([sums(v, there) for v in (error**2, error.abs(), ref**2, ref * got)], -1))
+        change = (sides[name][1] - sides["out"][1]).abs()
+        if t == 1:
+            continue
+        for kind in range(3):
+            rows = there & change.isfinite() & (kinds == kind)
+            one = lambda values: torch.where(rows, values, 0.0).sum(-1)
+            add("step_statistics kept", kept[t, :, kind],
+                torch.stack([one(torch.ones_like(change)), one(cosine(name, "out")), one(change),
+                             sums(error**2, rows), sums(ref**2, rows)], -1))
+    unit = lambda rows: torch.nn.functional.normalize(rows[1].cpu().double(), dim=-1)
+    difference = unit(x) - unit(first)
+    add("step_gaps", gap, difference.norm(dim=-1).mean(-1))
+    add("step_gaps of the block", block_gap, difference.mean(1).norm(dim=-1))
+
+
 def check_rows(ops, rng, dtype, worst):
     width = rng.choice([5, 64, 768, 1024, 1100, 2560, 4096])
     shape = (rng.choice([1, 3]), rng.choice([1, 7, 32]), width)
@@ -396,7 +447,8 @@ CHECKS = {
     "rows": check_rows, "rotation": check_rotation,
     "split_attention": check_split, "reuse_attention": check_reuse, "gather_attention": check_gather,
     "unselected_attention": check_unselected, "merge_attention": check_merge, "topk": check_topk,
-    "pages": check_pages, "prefill_attention": check_prefill, "cross_step_similarity": check_similarity}
+    "pages": check_pages, "prefill_attention": check_prefill, "cross_step_similarity": check_similarity,
+    "statistics": check_statistics}
 
 
 def main():

