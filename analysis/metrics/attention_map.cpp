@@ -10,7 +10,6 @@
 #include <functional>
 #include <future>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
 #include <system_error>
@@ -23,18 +22,13 @@
 #include "decode_record/base/cores.h"
 #include "decode_record/base/error.h"
 #include "decode_record/base/nan.h"
+#include "decode_record/schema/seen_keys.h"
 
 namespace blockscope {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 constexpr const char* kAttentionMap = "the attention map";
-
-/// A pass of a target over a draft's tokens is causal inside the block.
-bool causal_in_block(const TraceMeta& meta) {
-  if (!meta.has_draft) return false;
-  return nlohmann::json::parse(meta.model_json, nullptr, false).contains("draft");
-}
 
 /// Keys of the block of one KV head and their places in it, without those that don't exist (NaN).
 struct InternalKeys {
@@ -143,6 +137,16 @@ Side softmax_of_side(std::span<float> products, double scale) {
   return side;
 }
 
+/// Scores of keys that query `q` does not see become -inf.
+void hide(std::span<float> scores, const AttentionMap& map, const SeenKeys& seen, std::size_t q) {
+  if (seen.all()) return;
+  for (std::size_t n = 0; n < scores.size(); ++n) {
+    if (!seen.sees(static_cast<std::int64_t>(q), map.positions[n] - map.block_start)) {
+      scores[n] = static_cast<float>(kNothing);
+    }
+  }
+}
+
 /// Turns the products of one query and its keys into weights over both sides.
 void normalise(std::span<float> row, std::size_t num_external, double scale, double& outside,
                double& inside) {
@@ -238,7 +242,7 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
     add_scores(queries, map.num_queries, outside.values, dim, {begin, end}, map.weights.data(),
                keys);
   };
-  const bool causal = causal_in_block(meta);
+  const SeenKeys seen = seen_keys(meta, meta.layers.at(layer));
   const auto weights_of = [&](std::size_t begin, std::size_t end) {
     for (std::size_t q = begin; q < end; ++q) {
       const auto weights = std::span(map.weights).subspan(q * keys, keys);
@@ -247,9 +251,7 @@ AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size
         map.lse_external[q] = map.lse_internal[q] = std::numeric_limits<double>::quiet_NaN();
         continue;
       }
-      for (std::size_t i = 0; causal && i < inside.places.size(); ++i) {
-        if (inside.places[i] > q) weights[map.num_external + i] = static_cast<float>(kNothing);
-      }
+      hide(weights, map, seen, q);
       normalise(weights, map.num_external, meta.softmax_scale, map.lse_external[q],
                 map.lse_internal[q]);
     }

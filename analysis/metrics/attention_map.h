@@ -29,9 +29,9 @@ struct AttentionMap {
   std::size_t num_external = 0;         ///< N
   std::int32_t block_start = 0;         ///< position of the first query
   std::size_t num_queries = 0;          ///< B
-  /// [B, N + T]: exp(q . k * softmax_scale - L), with L over all keys. They add up to 1. NaN for a
-  /// query that the row did not compute or that meets a NaN; 0 for keys that the query does not
-  /// see.
+  /// [B, N + T]: exp(q . k * softmax_scale - L), with L over the keys seen. They add up to 1. NaN
+  /// for a query that the row did not compute or that meets a NaN; 0 for keys that the query does
+  /// not see.
   std::vector<float> weights;
   /// [B]; -inf without keys, NaN as above. Of recorded weights: those that the policy used.
   std::vector<double> lse_external, lse_internal;
@@ -41,11 +41,12 @@ struct AttentionMap {
   std::vector<float> mean_weights() const;
 };
 
-/// The weights of exact attention over all keys, under every policy. `layer` and `head` are
-/// recorded slots. `outside`: keys_outside() of the same row, layer and the head's KV head. Scores
-/// are accumulated in float32, the softmax in float64. Throws TraceError below level full or for a
-/// row without arrays, or a layer, head or step whose weights were not recorded, CorruptTrace if
-/// the number of keys is not that of the layer (LayerSizes::keys_at).
+/// The weights of exact attention over all keys that a query sees (seen_keys.h), under every
+/// policy. `layer` and `head` are recorded slots. `outside`: keys_outside() of the same row, layer
+/// and the head's KV head. Scores are accumulated in float32, the softmax in float64. Throws
+/// TraceError below level full or for a row without arrays, or a layer, head or step whose weights
+/// were not recorded, CorruptTrace if the number of keys is not that of the layer
+/// (LayerSizes::keys_at).
 AttentionMap attention_map(const TraceReader& trace, std::int64_t row, std::size_t layer,
                            std::size_t head, const KeysOutside& outside);
 

@@ -40,9 +40,15 @@ def expected(file, row, slot, causal):
     keys = np.concatenate([outside, inside[:, there]], 1)
     scores = scores_of(query, keys, float(file.attrs["softmax_scale"]))
     places = np.concatenate([places, start + np.flatnonzero(there)]).astype(int)
+    own = start + np.arange(query.shape[1])[:, None]
     if causal:
-        unseen = (places[None] > start + np.arange(query.shape[1])[:, None]) & (places >= start)[None]
-        scores = np.where(unseen, -np.inf, scores)
+        scores = np.where((places[None] > own) & (places >= start)[None], -np.inf, scores)
+    window = int(file["/model/layer_window"][file["/layer"][slot]]) if file.attrs.get("ragged", 0) else 0
+    if window:
+        if file.attrs.get("has_draft", 0):  # it moves with the query
+            scores = np.where(places[None] <= own - window, -np.inf, scores)
+        external = places > start - window
+        places, scores = places[external], scores[..., external]
     with np.errstate(invalid="ignore"):
         return places, np.exp(scores - np.logaddexp.reduce(scores, -1)[..., None])
 
@@ -129,29 +135,36 @@ class AttentionMap(CheckpointCase):
         return path
 
     def check(self, path, causal=False):
+        """causal: of every layer, of which each row compares one; or a list by layer, and a row compares all."""
         compared = 0
         with h5py.File(path) as file:
             steps = {name: file["/steps/" + name][()] for name in ("sequence", "block", "step", "kind", "recorded")}
-            rows = np.flatnonzero((steps["kind"] == 1) & (steps["recorded"] == 1))
+            rows, layers = np.flatnonzero((steps["kind"] == 1) & (steps["recorded"] == 1)), len(file["/layer"])
             for row in rows[np.linspace(0, len(rows) - 1, SHOWN).astype(int)]:
-                slot = int(row) % len(file["/layer"])
-                places, weights = expected(file, row, slot, causal)
-                for head in (None, 0, len(file["/head"]) - 1):
-                    choice = [] if head is None else ["--head", file["/head"][head]]
-                    code, out, err = run("analyze", path, "--matrix", "attention", "--layer", file["/layer"][slot],
-                                         "--sequence", steps["sequence"][row], "--block", steps["block"][row],
-                                         "--step", steps["step"][row], *choice, "--json", "-", "--quiet")
-                    self.assertEqual(code, 0, err)
-                    array = json.loads(out)["metrics"][0]["arrays"][0]
-                    self.assertEqual(array["axes"][1]["index"], places.tolist())
-                    found = np.array([np.nan if x is None else x for x in array["values"]])
-                    want = weights.mean(0) if head is None else weights[head]
-                    np.testing.assert_allclose(found.reshape(want.shape), want, rtol=2e-5, atol=1e-7)
-                    compared += np.isfinite(want).sum()
-                self.check_spread(file, row, slot, causal)
-                self.check_map(file, row, slot)
-                self.check_norms(file, row, slot)
+                of_layer = {int(row) % layers: causal} if isinstance(causal, bool) else dict(enumerate(causal))
+                for slot, is_causal in of_layer.items():
+                    compared += self.check_row(path, file, row, slot, is_causal)
         self.assertGreater(compared, 0)
+
+    def check_row(self, path, file, row, slot, causal):
+        compared, steps = 0, {name: int(file["/steps/" + name][row]) for name in ("sequence", "block", "step")}
+        places, weights = expected(file, row, slot, causal)
+        for head in (None, 0, len(file["/head"]) - 1):
+            choice = [] if head is None else ["--head", file["/head"][head]]
+            code, out, err = run("analyze", path, "--matrix", "attention", "--layer", file["/layer"][slot],
+                                 "--sequence", steps["sequence"], "--block", steps["block"], "--step", steps["step"],
+                                 *choice, "--json", "-", "--quiet")
+            self.assertEqual(code, 0, err)
+            array = json.loads(out)["metrics"][0]["arrays"][0]
+            self.assertEqual(array["axes"][1]["index"], places.tolist())
+            found = np.array([np.nan if x is None else x for x in array["values"]])
+            want = weights.mean(0) if head is None else weights[head]
+            np.testing.assert_allclose(found.reshape(want.shape), want, rtol=2e-5, atol=1e-7)
+            compared += np.isfinite(want).sum()
+        self.check_spread(file, row, slot, causal)
+        self.check_map(file, row, slot)
+        self.check_norms(file, row, slot)
+        return compared
 
     def check_map(self, file, row, slot):
         if "/map/weight" not in file:
@@ -236,6 +249,17 @@ class AttentionMap(CheckpointCase):
             with self.subTest(which):
                 self.check(self.recorded(which, target, "--draft", draft, "--recorded-model", which, "--input-ids",
                                          "5,6,7,8,9", "--gen-length", 12, "--no-stop"), causal=which == "target")
+
+    def test_drafts_with_windows_and_causal_layers(self):
+        target = write_target(self.root / "target-of-windows")
+        for name, causal, changes in (("sliding", [True, False], {}), ("window", [False, False], {"is_causal": False}),
+                                      ("causal", [True, True], {"is_causal": True})):
+            with self.subTest(name):
+                config = zlab_config(use_sliding_window=True, sliding_window=6,
+                                     layer_types=["sliding_attention", "full_attention"], **changes)
+                draft = write_draft(self.root / f"draft-{name}", config, draft_tensors())
+                self.check(self.recorded(f"of-draft-{name}", target, "--draft", draft, "--input-ids", "5,6,7,8,9,10,11",
+                                         "--gen-length", 12, "--no-stop"), causal)
 
     def test_recorded_maps_are_enough(self):
         """A trace of level summary with /map gives the same maps as one of level full."""

@@ -30,6 +30,7 @@ GARBAGE = [
     ("/model/json", b"{}", '"requested"'), ("/model/json", b'{"requested":null}', "requested: expected a text"),
     ("/model/json", b'{"requested":"m","digest":5}', "digest: expected a text"),
     ("/model/json", b'{"requested":"m","draft":"d"}', "draft: expected an object"),
+    ("/model/json", b'{"requested":"m","resolved":{"draft_causal_layers":{"value":[1]}}}', "expected a truth value"),
 ]
 
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "decode_record/read/trace_reader.h"
+#include "decode_record/schema/seen_keys.h"
 #include "decode_record/schema/trace_layout.h"
 #include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
@@ -67,6 +68,34 @@ TEST(Ragged, SizesOfALayerComeFromTheFile) {
   EXPECT_EQ(meta.external_keys(0, 3), 3);
   EXPECT_EQ(meta.external_keys(2, 20), 20);
   EXPECT_TRUE(meta.noise_canvas);
+}
+
+constexpr const char* kDraftJson =
+    R"({"requested":"","resolved":{"draft_causal_layers":{"value":[true,false,false]}}})";
+
+TEST(Ragged, AQueryOfADraftSeesTheNewestKeysUpToItsOwn) {
+  TraceMeta meta = ragged_meta();
+  meta.model_json = kDraftJson;
+  EXPECT_TRUE(seen_keys(meta, 0).all());  // no draft: the window is that of the block
+  meta.has_draft = true;
+  const SeenKeys causal = seen_keys(meta, 0);  // window 6
+  EXPECT_TRUE(causal.sees(0, 0) && causal.sees(0, -5) && causal.sees(2, 1) && causal.sees(2, -3));
+  EXPECT_FALSE(causal.sees(0, 1) || causal.sees(0, -6) || causal.sees(2, -4));
+  const SeenKeys window = seen_keys(meta, 1);
+  EXPECT_TRUE(window.sees(0, 3) && window.sees(2, -3));
+  EXPECT_FALSE(window.sees(2, -4));
+  EXPECT_TRUE(seen_keys(meta, 2).all());
+}
+
+TEST(Ragged, ATargetsPassOverADraftIsCausalInEveryLayer) {
+  TraceMeta meta = fixture::small_meta();
+  meta.has_draft = true;
+  meta.model_json = R"({"requested":"","draft":{"requested":""}})";
+  for (const std::int64_t layer : {0, 2}) {
+    const SeenKeys seen = seen_keys(meta, layer);
+    EXPECT_TRUE(seen.sees(1, 1) && seen.sees(1, -1000));
+    EXPECT_FALSE(seen.sees(1, 2));
+  }
 }
 
 TEST(Ragged, OtherTracesKeepTheirVersion) {

@@ -115,4 +115,20 @@ ImVec2 AppTest::cell(ImGuiTestContext* ctx, const char* plot, double column, dou
   return {found->XAxis(0).PlotToPixels(column), found->YAxis(0).PlotToPixels(row)};
 }
 
+std::vector<std::string> AppTest::x_labels(ImGuiTestContext* ctx, const char* plot) {
+  ImPlotPlot* found = ImPlot::GetCurrentContext()->Plots.GetByKey(ctx->GetID(plot));
+  if (found == nullptr) {
+    IM_ERRORF("no plot %s", plot);
+    return {};
+  }
+  const ImPlotTicker& ticker = found->XAxis(0).Ticker;
+  std::vector<std::string> labels;
+  for (int i = 0; i < ticker.TickCount(); ++i) {
+    if (!ticker.Ticks[i].ShowLabel) continue;
+    std::string label = ticker.GetText(i);
+    if (!label.empty()) labels.push_back(std::move(label));
+  }
+  return labels;
+}
+
 }  // namespace blockscope::testing

@@ -44,6 +44,8 @@ class AppTest : public ::testing::Test {
   static bool shown(const char* window);
   /// The place of the cell (column, row) of a heatmap on the screen; `plot` as "//Heads/###heads".
   static ImVec2 cell(ImGuiTestContext* ctx, const char* plot, double column, double row);
+  /// The labels on the x axis of a plot, empty ones left out.
+  static std::vector<std::string> x_labels(ImGuiTestContext* ctx, const char* plot);
 
  private:
   std::filesystem::path folder_;

@@ -2,9 +2,13 @@
 // change, the strip scrolls.
 #include <gmock/gmock.h>
 
+#include <cstdint>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "decode_record/read/trace_reader.h"
+#include "tests/analysis/trace_maker.h"
 #include "tests/viewer/app_fixture.h"
 #include "viewer/model/attention_text.h"
 
@@ -83,6 +87,29 @@ TEST_F(AttentionPanel, TheMapHasEveryQuery) {
   EXPECT_THAT(table->text(), HasSubstr("query,position,weight [share]"));
 }
 
+TEST_F(AttentionPanel, TheMapOfALayerWithAWindowNamesPositions) {
+  TraceMakerOptions options;
+  options.layer_kv_heads = {2, 2, 2};
+  options.layer_head_dim = {8, 8, 8};
+  options.layer_window = {4, 0, 0};
+  make_trace(file("window.h5"), options);
+  start_panel("block=1,step=2,layer=0", file("window.h5"));
+  std::vector<std::string> labels;
+  drive([&labels](ImGuiTestContext* ctx) {
+    ctx->SetRef("Attention");
+    ctx->ComboClick("##mode/map");
+    ctx->Yield(3);
+    labels = x_labels(ctx, "//Attention/###attention-map");
+  });
+  const std::int64_t start = model().step()->block_start;
+  ASSERT_GT(start, 7);  // else positions could be places among the 7 keys
+  ASSERT_GE(labels.size(), 2U);
+  for (const std::string& label : labels) {
+    EXPECT_GE(std::stoll(label), start - 3);
+    EXPECT_LT(std::stoll(label), start + 4);
+  }
+}
+
 TEST_F(AttentionPanel, ASliderChangesTheHead) {
   start_panel("step=2,head=0");
   const std::string before = app().table("attention")->text();
@@ -106,6 +133,17 @@ TEST(AttentionText, ColumnsKeepTheLargestWeight) {
   const auto three = binned_weights(view, 3);
   EXPECT_THAT(three->matrix.values, ::testing::ElementsAre(0.2F, 0.3F, 0.3F, 0.6F, 0.1F, 0.1F));
   EXPECT_EQ(binned_weights(view, 100)->matrix.columns, 6U);
+  EXPECT_THAT(column_positions(view, 3), ::testing::ElementsAre(0, 2, 4));
+}
+
+TEST(AttentionText, ColumnsHaveThePositionsOfTheirFirstKeys) {
+  AttentionText view;
+  view.map.num_queries = 2;
+  view.map.positions = {24, 25, 26, 27, 28};  // of a window, and a block of two
+  view.map.num_external = 3;
+  view.by_position = {0, 1, 2, 3, 4};
+  EXPECT_THAT(column_positions(view, 100), ::testing::ElementsAre(24, 25, 26, 27, 28));
+  EXPECT_THAT(column_positions(view, 2), ::testing::ElementsAre(24, 27));
 }
 
 }  // namespace

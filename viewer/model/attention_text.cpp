@@ -131,6 +131,15 @@ Data<AttentionText> request_attention_text(ViewModel& model,
       });
 }
 
+namespace {
+
+/// Of a key, by its place among the keys by position. Columns have the same width or one less.
+std::size_t column_of(std::size_t place, std::size_t keys, std::size_t columns) {
+  return place * std::min(columns, keys) / keys;
+}
+
+}  // namespace
+
 std::shared_ptr<const MatrixPayload> binned_weights(const AttentionText& view,
                                                     std::size_t columns) {
   const std::size_t keys = view.map.num_keys();
@@ -139,7 +148,7 @@ std::shared_ptr<const MatrixPayload> binned_weights(const AttentionText& view,
   matrix.columns = std::min(columns, keys);
   matrix.values.assign(matrix.rows * matrix.columns, std::numeric_limits<float>::quiet_NaN());
   for (std::size_t place = 0; place < keys; ++place) {
-    const std::size_t column = place * matrix.columns / keys;
+    const std::size_t column = column_of(place, keys, columns);
     for (std::size_t q = 0; q < matrix.rows; ++q) {
       const float weight = view.map.weights[q * keys + view.by_position[place]];
       float& cell = matrix.values[q * matrix.columns + column];
@@ -147,6 +156,16 @@ std::shared_ptr<const MatrixPayload> binned_weights(const AttentionText& view,
     }
   }
   return with_range(std::move(matrix));
+}
+
+std::vector<std::int64_t> column_positions(const AttentionText& view, std::size_t columns) {
+  std::vector<std::int64_t> positions;
+  const std::size_t keys = view.map.num_keys();
+  for (std::size_t place = 0; place < keys; ++place) {
+    if (column_of(place, keys, columns) < positions.size()) continue;
+    positions.push_back(view.map.positions[view.by_position[place]]);
+  }
+  return positions;
 }
 
 CsvTable attention_table(const AttentionText& view, std::optional<std::size_t> query) {

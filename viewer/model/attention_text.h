@@ -64,6 +64,8 @@ Data<AttentionText> request_attention_text(ViewModel& model,
 /// The weights over positions, in `columns` columns of the same width or less: the largest of each.
 /// [B, columns]
 std::shared_ptr<const MatrixPayload> binned_weights(const AttentionText& view, std::size_t columns);
+/// The position of the first key of each of these columns.
+std::vector<std::int64_t> column_positions(const AttentionText& view, std::size_t columns);
 
 /// position, token, region, weight; by position.
 CsvTable attention_table(const AttentionText& view, std::optional<std::size_t> query);

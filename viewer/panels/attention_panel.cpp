@@ -48,6 +48,7 @@ struct AttentionState {
   std::shared_ptr<const AttentionText> binned_of;
   std::size_t binned_columns = 0;
   std::shared_ptr<const MatrixPayload> binned;
+  std::vector<std::int64_t> column_positions;
 };
 
 std::optional<std::size_t> query_of(const PanelContext& context, const AttentionState& state,
@@ -339,6 +340,7 @@ void draw_attention_map(PanelContext& context, AttentionState& state,
   const auto columns = static_cast<std::size_t>(std::clamp(space.x, 64.0F, 4096.0F));
   if (state.binned_of != data || state.binned_columns != columns) {
     state.binned = binned_weights(*data, columns);
+    state.column_positions = column_positions(*data, columns);
     state.binned_of = data;
     state.binned_columns = columns;
   }
@@ -353,6 +355,7 @@ void draw_attention_map(PanelContext& context, AttentionState& state,
                      ? fmt::format("keys by position, {} in {} columns (the largest of each)", keys,
                                    state.binned->matrix.columns)
                      : "keys by position";
+  plot.x_numbers = &state.column_positions;
   plot.y_label = "query in the block";
   plot.unit = "share";
   plot.width = space.x;
