@@ -111,11 +111,12 @@ std::vector<ReportFigure> head_similarity(const MetricResult& result) {
         "attention to "
         "the prefix. Orange squares: A_in, attention inside the block. A grey line joins the two "
         "of a "
-        "head. The y axis starts at {:g}, not at 0. Layers {}\u2013{} of {}. n = {} step-to-step "
+        "head. {}Layers {}\u2013{} of {}. n = {} step-to-step "
         "comparisons of a position for A_out, {} for A_in, over all layers and heads. As "
         "FlashBlock (arXiv 2602.05305), Fig. 5.",
-        means.lower, means.external.axes[0].label(first), means.external.axes[0].label(last - 1),
-        layers, count_text(total_terms(means.external)), count_text(total_terms(means.internal)));
+        axis_start_text(means.lower), means.external.axes[0].label(first),
+        means.external.axes[0].label(last - 1), layers, count_text(total_terms(means.external)),
+        count_text(total_terms(means.internal)));
     part_of.figure.width = panels.width();
     part_of.figure.height = panels.height();
     part_of.figure.script = script_text(means, first, last, panels);

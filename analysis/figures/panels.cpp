@@ -43,6 +43,11 @@ double round_down_to(double smallest, double upper) {
   return rounded < upper ? rounded : upper - step;
 }
 
+std::string axis_start_text(double start) {
+  if (std::abs(start) < 1e-9) return "";
+  return fmt::format("The y axis starts at {:g}, not at 0. ", start);
+}
+
 std::string slot_tics(const std::string& axis, const std::vector<std::string>& labels,
                       std::size_t shown) {
   const std::size_t stride = std::max<std::size_t>(1, (labels.size() + shown - 1) / shown);

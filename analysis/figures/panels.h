@@ -35,6 +35,8 @@ struct Panels {
 
 /// The lower end of an axis that ends at `upper`: a round number at or below `smallest`.
 double round_down_to(double smallest, double upper);
+/// "The y axis starts at 0.9, not at 0. " for a caption; empty if it starts at 0.
+std::string axis_start_text(double start);
 
 /// `set xtics` (axis "x", "y" or "cb") with `labels` at 0, 1, ...; only every n-th if there are
 /// more than `shown`.

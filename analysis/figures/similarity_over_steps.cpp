@@ -25,9 +25,10 @@ std::optional<ReportFigure> similarity_over_steps(const MetricResult& result) {
   part.figure.name = "similarity-over-steps";
   part.figure.title = "Cross-step similarity over the steps of a block";
   part.figure.caption = fmt::format(
-      "Mean over layers, heads, blocks and positions. The y axis starts at {:g}, not at 0. n = {} "
+      "Mean over layers, heads, blocks and positions. {}n = {} "
       "comparisons for A_out, {} for A_in. Only blocks that took so many steps have late ones.",
-      chart.y_lower, count_text(total_terms(external)), count_text(total_terms(internal)));
+      axis_start_text(chart.y_lower), count_text(total_terms(external)),
+      count_text(total_terms(internal)));
   draw_chart(chart, part.figure);
   chart.curves[0].title = "A_out";
   chart.curves[1].title = "A_in";

@@ -418,6 +418,8 @@ function drawTrajectory() {
     make("p", {class: "note"}, "Keys: ← → one step, Shift with ← → one block, p plays. Figures " +
       "show numbers under the pointer, or with Tab and the arrow keys." + (data.left_out.length
         ? ` Left out of this page, for its size: ${data.left_out.join("; ")}.` : "")));
+  const table = trajectory.querySelector(".scroll");  // the step's column is in sight
+  table.scrollLeft = state.step / block.steps * (table.scrollWidth - table.clientWidth);
 }
 
 // ------------------------------------------------------------------------- attention over the text

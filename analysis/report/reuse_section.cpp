@@ -20,7 +20,7 @@ std::string finding_text(const CalibrationSums& sums, const ReusePredictor& pred
   const std::string steps = counted(sums.steps, "step", "steps");
   if (sums.at(kDefaultTau).reusing_steps == 0) {
     return fmt::format(
-        "No step can reuse A_out at \u03c4 = {}: at least {} tokens were decided before every step "
+        "No step can reuse A_out at \u03c4 = {}: at least {} positions changed before every step "
         "(n = {}).",
         kDefaultTau, kDefaultTau, steps);
   }

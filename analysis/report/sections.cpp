@@ -86,12 +86,9 @@ ReportSection trajectory_section(const TraceGroup& traces, const PictureChoice& 
   return {
       "trajectory",
       "How a text appears",
-      traces.trace(0).info().meta.noise_canvas
-          ? "Each row is a position, each column a denoising step. A token appears at the step "
-            "since which it stays, coloured by its confidence. Before, a dot stands for noise, or "
-            "for a token that was lost or changed."
-          : "Each row is a position, each column a denoising step, and each dot a mask. A token "
-            "appears at the step that decided it. Its colour is its confidence.",
+      "Each row is a position, each column a denoising step. A token appears at the step since "
+      "which it stays, coloured by its confidence. Before, a dot stands for an undecided position, "
+      "or for a token that was lost or changed.",
       {ReportHtml{trajectory_html(traces.trace(0), choice.blocks, choice.block)}}};
 }
 
@@ -112,7 +109,7 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
   SectionBuilder section(
       metrics, "reuse", "What reuse would save",
       "FlashBlock reuses A_out of an earlier step in heads with a similarity above \u03b3, at "
-      "steps before which fewer than \u03c4 tokens were decided since the last read. These numbers "
+      "steps before which fewer than \u03c4 positions changed since the last read. These numbers "
       "are predicted from the trace "
       "alone. blockscope verify measures them.");
   if (reuse.missing.empty()) {

@@ -89,7 +89,7 @@ std::string event_cell(const TraceReader& trace, const TrajectoryPosition& item,
   }
   return fmt::format("<td class=\"token {}\" title=\"{}, was {}\">{}</td>", kind_name(event.kind),
                      kind_name(event.kind),
-                     before < 0 ? "a mask" : escape_markup(token_text(trace, before)),
+                     before < 0 ? "undecided" : escape_markup(token_text(trace, before)),
                      chip(trace, shown));
 }
 
@@ -175,11 +175,11 @@ std::string legend(bool edits) {
     html += fmt::format("<span class=\"c{}\">{}</span>", i,
                         i + 1 == kConfidenceColors ? "0.9\u20131" : fmt::format("0.{}", i));
   }
-  html += "<span class=\"known\">prompt</span><span class=\"dots\">mask</span>";
+  html += "<span class=\"known\">prompt</span><span class=\"dots\">undecided</span>";
   if (edits) {
     html +=
         "<span class=\"edited\">edited</span><span class=\"moved\">moved by an insertion or "
-        "deletion</span><span class=\"gone\">\u00d7</span><span>a mask again</span>";
+        "deletion</span><span class=\"gone\">\u00d7</span><span>taken back</span>";
   }
   return html + "</p>\n";
 }
