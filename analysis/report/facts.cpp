@@ -28,11 +28,18 @@ std::string text_of(const json& object, const char* key) {
   return at->is_string() ? at->get<std::string>() : at->dump();
 }
 
+/// Older traces don't say how many steps a block may take: a strategy may go on past its schedule.
+std::string steps_text(const std::string& scheduled, const std::string& most) {
+  if (scheduled.empty()) return "";
+  if (most == scheduled) return fmt::format(", at most {} steps a block", most);
+  const std::string text = fmt::format(", {} scheduled steps a block", scheduled);
+  return most.empty() ? text : text + ", at most " + most;
+}
+
 /// `canvas`: the strategy's own temperatures, which fall, take the place of `temperature`.
 std::string decoding_text(const json& run, bool canvas) {
   std::string text = text_of(run, "strategy");
-  const std::string steps = text_of(run, "denoising_steps");
-  if (!steps.empty()) text += fmt::format(", at most {} steps a block", steps);
+  text += steps_text(text_of(run, "denoising_steps"), text_of(run, "most_steps"));
   const std::string temperature = text_of(run, "temperature");
   if (canvas) {
     text += ", drawn at a falling temperature, from noise instead of masks";

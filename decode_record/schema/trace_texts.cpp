@@ -9,6 +9,7 @@
 #include "decode_record/base/error.h"
 #include "decode_record/json/json_document.h"
 #include "decode_record/json/json_text.h"
+#include "decode_record/schema/seen_keys.h"
 
 namespace blockscope {
 namespace {
@@ -53,6 +54,7 @@ constexpr Member kRun[] = {{"version", &is_text, kText},
                            {"cache", &is_text, kText},
                            {"replay", &is_text, kText},
                            {"denoising_steps", &is_number, kNumber},
+                           {"most_steps", &is_number, kNumber},
                            {"threshold", &is_number, kNumber},
                            {"eb_threshold", &is_number, kNumber},
                            {"factor", &is_number, kNumber},
@@ -128,11 +130,25 @@ void check_model(const json& model, const std::string& where) {
   }
 }
 
+void check_causal_layers(const json& model, std::int64_t num_layers, const std::string& where) {
+  const json::json_pointer place(kCausalLayersPlace);
+  if (!model.contains(place)) return;
+  const json& layers = model.at(place);
+  if (layers.is_array() && std::ssize(layers) == num_layers &&
+      std::ranges::all_of(layers, &json::is_boolean)) {
+    return;
+  }
+  refuse(fmt::format("{}: {}", where, kCausalLayersPlace),
+         fmt::format("a truth value for each of {} layers", num_layers), shortened(layers));
+}
+
 }  // namespace
 
 void check_trace_texts(const TraceMeta& meta, const std::string& path) {
-  const std::string model = path + ":/model/json";
-  check_model(parse_object(meta.model_json, model), model);
+  const std::string where = path + ":/model/json";
+  const json model = parse_object(meta.model_json, where);
+  check_model(model, where);
+  check_causal_layers(model, meta.num_layers, where);
   const std::string run = path + ":/run/json";
   check_run(parse_object(meta.run_json, run), run);
 }

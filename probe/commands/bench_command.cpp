@@ -245,7 +245,7 @@ void check_flags(const CLI::App& command, const BenchFlags& flags) {
     check_draft_flags(command);
     check_prompt_flags(command, flags.prompts);
   }
-  check_decoding_flags(command, flags.decoding);
+  check_decoding_flags(flags.decoding);
   refuse_idle(command, "--folder",
               std::ranges::any_of(flags.levels, [](const auto& level) { return level != "off"; }),
               "--levels that write a trace");

@@ -92,10 +92,9 @@ std::string speed_text(const CaptureTotals& totals) {
 void print_plan(const CaptureFlags& flags, const LoadedModel& model, int64_t weight_bytes,
                 const CaptureCost& cost, size_t num_prompts, const std::string& output) {
   note_text(resolved_table(model.config));
-  note("{}, level {}: {} will take at most {}; memory: weights {}, {}\n",
+  note("{}, level {}: {} will take {}; memory: weights {}, {}\n",
        plural(static_cast<int64_t>(num_prompts), "prompt"), flags.record.level, output,
-       format_bytes(static_cast<double>(cost.file_bytes)),
-       format_bytes(static_cast<double>(weight_bytes)), memory_text(cost));
+       size_text(cost), format_bytes(static_cast<double>(weight_bytes)), memory_text(cost));
 }
 
 void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_t num_prompts,
@@ -153,7 +152,7 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
   refuse_idle(command, "--recorded-model", !flags.draft.empty(), "--draft");
   refuse_idle(command, "--no-draft-cost", !flags.draft.empty(), "--draft");
   if (flags.replay.empty()) {
-    check_decoding_flags(command, flags.decoding);
+    check_decoding_flags(flags.decoding);
     check_prompt_flags(command, flags.prompts);
     return;
   }

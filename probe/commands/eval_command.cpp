@@ -243,7 +243,7 @@ nlohmann::json to_json(const EvalReport& report) {
 }
 
 void check_flags(const CLI::App& command, const EvalFlags& flags) {
-  check_decoding_flags(command, flags.decoding);
+  check_decoding_flags(flags.decoding);
   (void)read_policy(flags.policy, flags.interventions);
   refuse_idle(command, "--force", !flags.json_path.empty(), "--json");
   for (const std::string& name : flags.tasks) task_from_name(name);

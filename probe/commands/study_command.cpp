@@ -91,7 +91,7 @@ void check_flags(const CLI::App& command, const StudyFlags& flags) {
     refuse_idle_beside(command, "--cache", "--caches");
     refuse_idle_beside(command, "--strategy", "--strategies");
   } else {
-    check_decoding_flags(command, flags.decoding);
+    check_decoding_flags(flags.decoding);
   }
   const bool draws = info.name != "time" && !flags.options.prompts.generated();
   if (draws) check_prompt_flags(command, flags.options.prompts.given);

@@ -22,6 +22,7 @@
 #include "probe/run/device_option.h"
 #include "probe/run/ranks.h"
 #include "probe/tasks/prompts_file.h"
+#include "probe/train/draft_objective.h"
 #include "probe/train/train_run.h"
 #include "probe/train/train_settings.h"
 
@@ -151,6 +152,7 @@ void prepare_draft(TrainRunOptions& run, bool layers_given) {
         "--stage draft: expected the model it drafts for, got no --target. HINT: --target "
         "models/needle/backbone");
   }
+  check_draft_target(run.train.target);
   run.tokenizer = run.train.target;
   if (!layers_given) run.model.num_layers = kDraftLayers;
 }

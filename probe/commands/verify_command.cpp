@@ -74,7 +74,7 @@ void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
     refuse_idle_beside(command, option, "--draft");
   }
   check_draft_flags(command);
-  check_decoding_flags(command, flags.decoding);
+  check_decoding_flags(flags.decoding);
   check_prompt_flags(command, flags.prompts);
   refuse_idle(command, "--force", !flags.output.empty(), "-o");
 }
@@ -88,7 +88,7 @@ void check_flags(const CLI::App& command, VerifyFlags& flags) {
   refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--also", flags.setting.sweep, "--sweep");
-  check_decoding_flags(command, flags.decoding);
+  check_decoding_flags(flags.decoding);
   check_prompt_flags(command, flags.prompts);
   check_setting_flags(flags.setting);
   if (!flags.against.empty()) flags.reference = read_policy(flags.against);
@@ -157,9 +157,8 @@ std::vector<OutputFile*> draw_figures(VerifyOutputs& outputs, const std::vector<
 }
 
 std::string decoding_line(const DecodingFlags& flags, const DecodeOptions& decode) {
-  return fmt::format("{}, B {}, at most {} steps a block, gen length {}, {}, seed {}",
-                     strategy_text(decode.unmasking), decode.block_length(),
-                     decode.unmasking.denoising_steps, flags.gen_length,
+  return fmt::format("{}, B {}, {}, gen length {}, {}, seed {}", strategy_text(decode.unmasking),
+                     decode.block_length(), steps_text(decode.unmasking), flags.gen_length,
                      sampling_text(flags.sampling), flags.sampling.seed);
 }
 

@@ -34,13 +34,20 @@ int64_t stored_keys(int64_t prompt_length, int64_t total, int64_t steps,
   return keys;
 }
 
+/// Whether steps may write positions that earlier steps wrote.
+bool rewrites(const DecodeOptions& decode) {
+  if (decode.autoregressive()) return false;
+  const StrategyEntry& entry = strategy_entry(decode.unmasking);
+  return entry.edit || entry.canvas || entry.second_look;
+}
+
 /// The trace of a run whose blocks all take every step and decide one token at a time.
 TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& decode,
                           const std::vector<RunPrompt>& prompts) {
   constexpr int64_t kNameBytes = 64;  // name, answer and metric of a prompt
   const TraceMeta& meta = recorder.meta;
   const int64_t block_length = decode.block_length();
-  const int64_t steps = decode.autoregressive() ? 1 : most_steps(decode.unmasking);
+  const int64_t steps = decode.autoregressive() ? 1 : forecast_steps(decode.unmasking);
   size_t longest_piece = 0;
   for (const std::string& piece : meta.pieces)
     longest_piece = std::max(longest_piece, piece.size());
@@ -70,7 +77,7 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
     extent.length(Axis::text_byte) +=
         static_cast<int64_t>(prompt.name.size()) + kNameBytes +
         generated * std::max<int64_t>(static_cast<int64_t>(longest_piece), 1);
-    extent.length(Axis::delta) += generated;
+    extent.length(Axis::delta) += rewrites(decode) ? blocks * steps * block_length : generated;
     if (meta.has_cache) {
       const int64_t ranges =
           rows * meta.num_layers * cache_entry(decode.cache).ranges(decode.cache, generated, total);
@@ -105,7 +112,6 @@ int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& de
 }
 
 /// The values of passes that are not recorded yet: the full queue, and the call that waits for it.
-/// Copies from a device are in buffers whose sizes are powers of two.
 int64_t late_memory(const RecorderOptions& recorder, const DecodeOptions& decode,
                     const LoadedModel& model, int64_t sequences) {
   const TraceMeta& meta = recorder.meta;
@@ -120,9 +126,8 @@ int64_t late_memory(const RecorderOptions& recorder, const DecodeOptions& decode
                       meta.map_positions * 2;  // float16
   const int64_t pass =
       logits + static_cast<int64_t>(meta.layers.size()) * layer + std::ssize(meta.map_layers) * map;
-  const int64_t bytes = std::min((kMostLatePasses + 1) * pass,
-                                 kMostLateBytes + kLatePieceBytes + std::max(logits, layer + map));
-  return model.device.is_cpu() ? bytes : 2 * bytes;
+  return std::min((kMostLatePasses + 1) * pass,
+                  kMostLateBytes + kLatePieceBytes + std::max(logits, layer + map));
 }
 
 /// klass's memory for a batch: a float64 distribution for each position of the block. A
@@ -149,6 +154,9 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
   const TraceMeta& meta = recorder.meta;
   CaptureCost cost;
   cost.file_bytes = file_bytes(meta, longest_trace(recorder, decode, prompts));
+  if (!decode.autoregressive() && most_steps(decode.unmasking) > forecast_steps(decode.unmasking)) {
+    cost.forecast_steps = forecast_steps(decode.unmasking);
+  }
   const int64_t sequences = std::min<int64_t>(batch_size, static_cast<int64_t>(prompts.size()));
   const ModelConfig& config = model.config;
   int64_t kept_weights = 0;
@@ -180,6 +188,12 @@ int64_t available_memory() {
     file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
   return 0;
+}
+
+std::string size_text(const CaptureCost& cost) {
+  const std::string size = format_bytes(static_cast<double>(cost.file_bytes));
+  if (cost.forecast_steps == 0) return "at most " + size;
+  return fmt::format("about {}, more if blocks take over {} steps", size, cost.forecast_steps);
 }
 
 std::string memory_text(const CaptureCost& cost) {
@@ -222,7 +236,7 @@ void check_free_space(const std::string& path, int64_t bytes) {
   if (error) return;  // the writer will report what is wrong with the folder
   if (static_cast<uint64_t>(bytes) > space.available) {
     throw TraceError(fmt::format(
-        "{}: the trace can take up to {}, but its file system has {} free. HINT: record less "
+        "{}: the trace can take {}, but its file system has {} free. HINT: record less "
         "(--record, --layers, --heads, --steps, --blocks), or use --no-space-check if blocks end "
         "early",
         path, format_bytes(static_cast<double>(bytes)),

@@ -14,6 +14,8 @@ namespace blockscope {
 
 struct CaptureCost {
   int64_t file_bytes = 0;      // size of the trace if every block takes all its steps
+  int64_t forecast_steps = 0;  // file_bytes counts this many for a block, which may take more; 0:
+                               // none takes more
   int64_t kv_cache_bytes = 0;  // KV cache of the largest batch
   int64_t recorder_bytes = 0;  // the recorder's rows and history for the largest batch
   int64_t history_bytes = 0;   // klass's distributions for the largest batch
@@ -22,6 +24,9 @@ struct CaptureCost {
 CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,
                          const LoadedModel& model, const ModelConfig* other = nullptr);
+
+/// "at most 12.1 MB", or "about" if blocks may take more steps than the forecast has.
+std::string size_text(const CaptureCost& cost);
 
 /// The bytes of memory that this machine can still give to a process; 0: unknown.
 int64_t available_memory();

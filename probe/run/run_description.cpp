@@ -61,9 +61,9 @@ const std::array kFacts{
     Fact{"instruction_set", [](const RunDescription&) { return std::string(instruction_set()); }},
     Fact{"prefix_attention", [](const RunDescription&) { return cuda_prefix_attention(); }},
 };
-/// Keys without information of their own: `strategy_text` repeats other keys in words, and
-/// `blockscope repack` adds `repacked`.
-constexpr std::array<std::string_view, 2> kOthers{"strategy_text", "repacked"};
+/// Keys without information of their own: `strategy_text` and `most_steps` follow from other keys,
+/// and `blockscope repack` adds `repacked`.
+constexpr std::array<std::string_view, 3> kOthers{"strategy_text", "most_steps", "repacked"};
 
 }  // namespace
 
@@ -101,6 +101,7 @@ std::string run_json(const RunDescription& run) {
       {"world_size", run.ranks.world_size},
   };
   json.update(nlohmann::json::parse(decoding_json(decode)));
+  json["most_steps"] = decode.autoregressive() ? 1 : most_steps(decode.unmasking);
   json.update(nlohmann::json::parse(run.policy.settings));
   const RecordFilter& filter = run.recorder.filter;
   json["recorded_steps"] = filter.steps;

@@ -225,8 +225,8 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
       choice_option_help("strategy", names_of(strategy_table())) +
           fmt::format(" (default: {}; for DiffusionGemma {})", kMaskStrategy, kCanvasStrategy));
   add("--denoising-steps", flags.denoising_steps, whole_number(0),
-      "Take at most this many denoising steps per block (0: the block length; strategy canvas: "
-      "48)");
+      "Spread a block's masks over this many denoising steps (0: the block length; strategy "
+      "canvas: 48); a block takes no more, except with quota=carry and strategies that edit");
   app.add_option("--cache", flags.cache,
                  choice_option_help("cache", names_of(cache_table())) +
                      " (default: one without approximation)");
@@ -299,18 +299,33 @@ void note_shared_keys(const PolicyOptions& options, const LoadedModel& model) {
   }
 }
 
-void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags) {
+void check_decoding_flags(const DecodingFlags& flags) {
   if (!flags.strategy.empty()) (void)read_strategy(flags.strategy);
   if (!flags.cache.empty()) (void)read_cache(flags.cache);
-  const bool sampled = flags.sampling.temperature > 0.0;
-  refuse_idle(app, "--top-k", sampled, "--temperature above 0");
-  refuse_idle(app, "--top-p", sampled, "--temperature above 0");
 }
 
+namespace {
+
+/// A canvas draws tokens at every step, but only the model says that it has one.
+void check_drawing_fits(const CLI::App& app, const DecodeOptions& options, bool draws) {
+  constexpr const char* kNeeds = "--temperature above 0";
+  const bool sampled = options.sampling.temperature > 0.0;
+  refuse_idle(app, "--seed", sampled || options.canvas || draws, kNeeds);
+  for (const char* option : {"--top-k", "--top-p"}) {
+    if (options.canvas && app.get_option(option)->count() > 0) {
+      throw UsageError(fmt::format(
+          "{}: does nothing with this model, whose canvases draw from all tokens. HINT: leave the "
+          "option out",
+          option));
+    }
+    refuse_idle(app, option, sampled, kNeeds);
+  }
+}
+
+}  // namespace
+
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options, bool draws) {
-  // A canvas draws tokens at every step, but only the model says that it has one.
-  refuse_idle(app, "--seed", options.sampling.temperature > 0.0 || options.canvas || draws,
-              "--temperature above 0");
+  check_drawing_fits(app, options, draws);
   constexpr const char* kBlocks = "a block-diffusion model, but this one decodes token by token";
   for (const char* option : {"--strategy", "--denoising-steps", "--cache"}) {
     refuse_idle(app, option, !options.autoregressive(), kBlocks);

@@ -99,11 +99,10 @@ struct DecodingFlags {
   std::vector<std::string> files() const;
 };
 void add_decoding_flags(CLI::App& app, DecodingFlags& flags);
-/// Throws UsageError for an unknown strategy or cache, and for an option that greedy decoding would
-/// ignore.
-void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags);
+/// Throws UsageError for an unknown strategy or cache.
+void check_decoding_flags(const DecodingFlags& flags);
 /// Throws UsageError for an option of block-by-block decoding if this run decodes token by token,
-/// and for a seed from which nothing is drawn. `draws`: the command itself draws from it.
+/// and for options of drawing that nothing heeds. `draws`: the command itself draws from the seed.
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options, bool draws = false);
 
 /// --policy: a choice as text.

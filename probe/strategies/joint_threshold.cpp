@@ -95,7 +95,8 @@ StrategyEntry joint_threshold_entry() {
       real_option("editing_threshold", &UnmaskingOptions::editing_threshold, {0.0, 1.0},
                   "confidence that the replacement of a token must be above; 0: no edits"),
       whole_option("max_post_steps", &UnmaskingOptions::max_post_steps, 0,
-                   "editing steps after a block's last mask is filled, and one more")};
+                   "steps that only edit, after a block's last mask and beyond "
+                   "--denoising-steps: at most this many, and one more")};
   entry.stops_within = true;
   entry.check = [](const UnmaskingOptions& options) {
     if (options.editing_threshold > 0.0 || options.max_post_steps == kUsualPostSteps) return;

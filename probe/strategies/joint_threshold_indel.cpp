@@ -188,7 +188,10 @@ StrategyEntry joint_threshold_indel_entry() {
   StrategyEntry entry;
   entry.name = "joint_threshold_indel";
   entry.example = "joint_threshold_indel,threshold=0.5";
-  entry.meaning = "joint_threshold with two tokens that delete a position and insert a mask";
+  entry.meaning = fmt::format(
+      "joint_threshold with two tokens that delete a position and insert a mask; a block may take "
+      "more than --denoising-steps, up to {}",
+      kMostSteps);
   entry.source = "LLaDA2.2, modeling_llada2_moe.py:_joint_decode_block; SGLang 31773";
   entry.options = {
       with_default(threshold_option("confidence that a mask must be above"), "0.5"),
@@ -197,8 +200,9 @@ StrategyEntry joint_threshold_indel_entry() {
                       "confidence that the replacement of a token must be above"),
           "0"),
       whole_option("max_post_steps", &UnmaskingOptions::max_post_steps, 0,
-                   "steps in a row without a mask of the block's beginning; the last one fills all "
-                   "masks")};
+                   "a block ends after this many steps in a row without a mask of its beginning; "
+                   "the last one fills all masks")};
+  entry.step_limit = kMostSteps;
   entry.moves_tokens = true;
   entry.text = [](const UnmaskingOptions& options) {
     return fmt::format(", edits above {:g}, {}", options.editing_threshold,

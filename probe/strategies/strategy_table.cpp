@@ -164,6 +164,12 @@ std::string strategy_text(const UnmaskingOptions& options) {
   return text;
 }
 
+std::string steps_text(const UnmaskingOptions& options) {
+  const int64_t most = most_steps(options);
+  if (most == options.denoising_steps) return fmt::format("at most {} steps a block", most);
+  return fmt::format("{} scheduled steps a block, at most {}", options.denoising_steps, most);
+}
+
 void check_strategy_fits(const UnmaskingOptions& options, const StrategySite& site) {
   const StrategyEntry& entry = strategy_entry(options);
   if (entry.canvas != site.canvas) {

@@ -62,8 +62,10 @@ struct StrategyEntry : Choice<UnmaskingOptions> {
   bool canvas = false;         ///< for canvases of random tokens, and no other model (canvas.h)
   int64_t usual_steps = 0;     ///< steps of a block by default, more or fewer than its length; 0:
                                ///< the block length, which is also the most
-  bool moves_tokens = false;   ///< inserts and deletes positions (EditChoice); needs EditTokens
-  bool stops_within = false;   ///< a stop token ends a block at once, without the steps that remain
+  int64_t step_limit = 0;     ///< a block goes on past its schedule, but not past this step; 0: the
+                              ///< options bound its steps (most_steps)
+  bool moves_tokens = false;  ///< inserts and deletes positions (EditChoice); needs EditTokens
+  bool stops_within = false;  ///< a stop token ends a block at once, without the steps that remain
   /// Computes the strategy's own scores [B], in float32. `by_place`: weighted by the place in the
   /// block.
   std::function<std::vector<float>(const UnmaskingOptions&, const std::vector<int64_t>& token,
@@ -110,6 +112,9 @@ UnmaskingOptions read_strategy(std::string_view text);
 nlohmann::json strategy_json(const UnmaskingOptions& options);
 /// A text for people: "klass, KL below 0.01 for 2 steps".
 std::string strategy_text(const UnmaskingOptions& options);
+
+/// "at most 8 steps a block", or "8 scheduled steps a block, at most 25".
+std::string steps_text(const UnmaskingOptions& options);
 
 /// Throws UsageError for a strategy that does not fit this run.
 void check_strategy_fits(const UnmaskingOptions& options, const StrategySite& site);

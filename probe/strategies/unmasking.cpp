@@ -38,9 +38,16 @@ std::vector<double> scores_of(const StrategyEntry& entry, const UnmaskingOptions
 }  // namespace
 
 int64_t most_steps(const UnmaskingOptions& options) {
+  const int64_t limit = strategy_entry(options).step_limit;
+  return limit > 0 ? limit : forecast_steps(options);
+}
+
+int64_t forecast_steps(const UnmaskingOptions& options) {
+  const StrategyEntry& entry = strategy_entry(options);
   const bool carries = options.quota == Quota::kCarry;
-  const int64_t post = strategy_entry(options).edit ? options.max_post_steps + 1 : 0;
-  return options.denoising_steps + (carries ? options.block_length : post);
+  const int64_t post = entry.edit ? options.max_post_steps + 1 : 0;
+  const int64_t steps = options.denoising_steps + (carries ? options.block_length : post);
+  return entry.step_limit > 0 ? std::min(steps, entry.step_limit) : steps;
 }
 
 int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks,

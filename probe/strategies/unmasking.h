@@ -38,7 +38,7 @@ struct UnmaskingOptions {
   RankBy rank_by = RankBy::kConfidence;
   Quota quota = Quota::kEven;
   int64_t block_length = 0;
-  int64_t denoising_steps = 0;  // T: largest number of denoising steps per block
+  int64_t denoising_steps = 0;  // T: denoising steps that a block's masks are spread over
   double threshold = 0.85;      // of the score: dynamic, klass and wino take `>`, the others `>=`
   double eb_threshold = 0.35;   // nats of summed entropy
   double factor = 1.0;          // Fast-dLLM's f
@@ -65,9 +65,12 @@ struct UnmaskingOptions {
 /// or every score passes, an option out of its range).
 void check_unmasking_options(const UnmaskingOptions& options);
 
-/// The number of steps that a block may take: T; with the quota `carry`, T + B; with edits T +
-/// max_post_steps + 1, which joint_threshold_indel rarely exceeds.
+/// The number of steps that a block may take: forecast_steps(), or StrategyEntry::step_limit.
 int64_t most_steps(const UnmaskingOptions& options);
+
+/// The steps of a long block: T; with the quota `carry`, T + B; with edits T + max_post_steps + 1.
+/// Only a strategy with a step_limit may take more.
+int64_t forecast_steps(const UnmaskingOptions& options);
 
 /// The quota: tokens due at step `step` (from 0), with `masks` masks left and `chosen` positions
 /// chosen before.

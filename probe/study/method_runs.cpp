@@ -47,7 +47,7 @@ class RunWatch : public DecodeObserver {
     }
     run_.rows = reads_.total_rows();
     run_.rows_read = reads_.total_read();
-    run_.rows_scored = reads_.choice_rows;
+    run_.rows_scored = reads_.total_choice();
     run_.products = reads_.total_products();
     run_.products_skipped = reads_.total_products_skipped();
   }

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <system_error>
 #include <utility>
 
 #include "decode_record/base/error.h"
@@ -49,21 +50,36 @@ class DraftRows final : public ForwardSeams {
   RotaryRows rotary_;    // of the context's positions
 };
 
+void check_target(const std::filesystem::path& folder, const ModelConfig& of) {
+  if (of.model_type == family_named("dflash").training.target &&
+      of.rope.type == RopeType::kDefault) {
+    return;
+  }
+  throw UsageError(fmt::format(
+      "--target: {}: expected a dense qwen3 that decodes token by token, without "
+      "rope_scaling, got model_type {}{}. HINT: models/needle/backbone is one",
+      folder.string(), of.model_type, of.gemma ? ", which decodes canvases of random tokens" : ""));
+}
+
 }  // namespace
+
+void check_draft_target(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    throw UsageError(
+        fmt::format("--target: {}: no such folder. HINT: give the folder that holds config.json",
+                    folder.string()));
+  }
+  check_target(folder, load_model_config(folder));
+}
 
 ModelConfig draft_config_for(const Checkpoint& target, const ModelConfig& shapes,
                              std::int64_t block_size, std::int64_t mask_token_id,
                              const std::vector<std::int64_t>& target_layers) {
   const ModelConfig& of = target.config();
-  const Family& family = family_named("dflash");
-  if (of.model_type != family.training.target || of.rope.type != RopeType::kDefault) {
-    throw UsageError(
-        fmt::format("--target: {}: expected a dense qwen3 that decodes token by token, without "
-                    "rope_scaling, got model_type {}. HINT: models/needle/backbone is one",
-                    target.folder().string(), of.model_type));
-  }
+  check_target(target.folder(), of);
   ModelConfig config = shapes;
-  set_family(family, config);
+  set_family(family_named("dflash"), config);
   config.hidden_size = of.hidden_size;
   config.vocab_size = of.vocab_size;
   config.max_position_embeddings = of.max_position_embeddings;

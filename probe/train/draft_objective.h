@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <vector>
 
 #include "probe/draft/draft_model.h"
@@ -12,6 +13,10 @@
 #include "probe/train/training_batch.h"
 
 namespace blockscope {
+
+/// Throws UsageError for a target that is no folder, or that isn't a dense qwen3 without scaled
+/// RoPE. Reads its config only.
+void check_draft_target(const std::filesystem::path& folder);
 
 /// The config of a draft for a target, in z-lab's layout. Layers, feed-forward size and heads come
 /// from `shapes`; hidden size, vocabulary, norm and RoPE come from the target. The draft reads the

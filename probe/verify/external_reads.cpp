@@ -20,9 +20,7 @@ void add_each(std::vector<int64_t>& to, const std::vector<int64_t>& from) {
   for (size_t i = 0; i < from.size(); ++i) to[i] += from[i];
 }
 
-double share_read(int64_t part, int64_t whole) {
-  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
-}
+double share_of(double part, double whole) { return whole == 0.0 ? 0.0 : part / whole; }
 
 }  // namespace
 
@@ -31,7 +29,9 @@ ExternalReads::ExternalReads(const LayerSizes& sizes)
       rows(static_cast<size_t>(shape.num_layers * shape.num_kv_heads)),
       rows_read(rows.size()),
       products(static_cast<size_t>(shape.num_layers * shape.num_heads)),
-      products_skipped(products.size()) {}
+      products_skipped(products.size()),
+      commit_rows(static_cast<size_t>(shape.num_layers)),
+      choice_rows(commit_rows.size()) {}
 
 ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
   if (shape == LayerSizes{}) shape = other.shape;
@@ -39,53 +39,54 @@ ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
   add_each(rows_read, other.rows_read);
   add_each(products, other.products);
   add_each(products_skipped, other.products_skipped);
-  commit_rows += other.commit_rows;
-  choice_rows += other.choice_rows;
+  add_each(commit_rows, other.commit_rows);
+  add_each(choice_rows, other.choice_rows);
   return *this;
 }
 
-int64_t ExternalReads::of_layer(int64_t layer, int64_t count) const {
-  return shape.ragged() ? count * shape.head_dim_of(layer) / shape.head_dim : count;
-}
+int64_t ExternalReads::total_rows() const { return sum(rows); }
+int64_t ExternalReads::total_read() const { return sum(rows_read); }
+int64_t ExternalReads::total_commits() const { return sum(commit_rows); }
+int64_t ExternalReads::total_choice() const { return sum(choice_rows); }
+int64_t ExternalReads::total_products() const { return sum(products); }
+int64_t ExternalReads::total_products_skipped() const { return sum(products_skipped); }
 
-int64_t ExternalReads::total_of(const std::vector<int64_t>& counts) const {
-  if (!shape.ragged()) return sum(counts);
-  int64_t total = 0;
+double ExternalReads::in_largest_rows(const std::vector<int64_t>& counts) const {
+  if (!shape.ragged()) return static_cast<double>(sum(counts));
+  int64_t elements = 0;
   const int64_t each = std::ssize(counts) / shape.num_layers;
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const auto first = counts.begin() + layer * each;
-    total += of_layer(layer, std::accumulate(first, first + each, int64_t{0}));
+    elements += shape.head_dim_of(layer) * std::accumulate(first, first + each, int64_t{0});
   }
-  return total;
+  return static_cast<double>(elements) / static_cast<double>(shape.head_dim);
 }
 
-int64_t ExternalReads::total_rows() const { return total_of(rows); }
-int64_t ExternalReads::total_read() const { return total_of(rows_read); }
-int64_t ExternalReads::total_products() const { return total_of(products); }
-int64_t ExternalReads::total_products_skipped() const { return total_of(products_skipped); }
-
 double ExternalReads::saving() const {
-  return share_read(total_rows() - total_read(), total_rows());
+  const double all = in_largest_rows(rows);
+  return share_of(all - in_largest_rows(rows_read), all);
 }
 
 double ExternalReads::saving_with_choice() const {
-  return saving() - 0.5 * share_read(choice_rows, total_rows());
+  return saving() - 0.5 * share_of(in_largest_rows(choice_rows), in_largest_rows(rows));
 }
 
 double ExternalReads::saving_with_commits() const {
-  return share_read(total_rows() - total_read(), total_rows() + commit_rows);
+  const double all = in_largest_rows(rows);
+  return share_of(all - in_largest_rows(rows_read), all + in_largest_rows(commit_rows));
 }
 
 double ExternalReads::products_saving() const {
-  return share_read(total_products_skipped(), total_products());
+  return share_of(static_cast<double>(total_products_skipped()),
+                  static_cast<double>(total_products()));
 }
 
 double ExternalReads::flops(int64_t head_dim) const {
-  return 4.0 * static_cast<double>(head_dim) * static_cast<double>(total_products());
+  return 4.0 * static_cast<double>(head_dim) * in_largest_rows(products);
 }
 
 double ExternalReads::flops_avoided(int64_t head_dim) const {
-  return 4.0 * static_cast<double>(head_dim) * static_cast<double>(total_products_skipped());
+  return 4.0 * static_cast<double>(head_dim) * in_largest_rows(products_skipped);
 }
 
 void PassReads::add(const AttentionView& view) {
@@ -102,7 +103,7 @@ void add_unseen_commits(ExternalReads& reads, const PassContext& context) {
     if (pass.kind != PassKind::commit) continue;
     for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
       const int64_t keys = shape.external_keys(layer, pass.context_length);
-      reads.commit_rows += reads.of_layer(layer, keys * shape.kv_heads_of(layer));
+      reads.commit_rows[static_cast<size_t>(layer)] += keys * shape.kv_heads_of(layer);
     }
   }
 }
@@ -128,6 +129,7 @@ void PassReads::add_layer(ExternalReads& reads, const PassContext& context, cons
   const auto keys_of = [&](const SequencePass& pass) {
     return shape.external_keys(seen.layer, pass.context_length);
   };
+  const auto layer = static_cast<size_t>(seen.layer);
   const size_t kv_base = static_cast<size_t>(seen.layer * shape.num_kv_heads);
   const size_t head_base = static_cast<size_t>(seen.layer * heads);
   const int64_t* keys_read =
@@ -136,20 +138,20 @@ void PassReads::add_layer(ExternalReads& reads, const PassContext& context, cons
   const int64_t* scored =
       seen.rows_scored.defined() ? seen.rows_scored.const_data_ptr<int64_t>() : nullptr;
   for (const FusedCommit& commit : context.commits) {
-    reads.commit_rows += reads.of_layer(seen.layer, keys_of(commit.pass) * kv_heads);
+    reads.commit_rows[layer] += keys_of(commit.pass) * kv_heads;
   }
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     const SequencePass& pass = context.sequences[s];
     const int64_t length = keys_of(pass);
     if (pass.kind == PassKind::commit) {
-      reads.commit_rows += reads.of_layer(seen.layer, length * kv_heads);
+      reads.commit_rows[layer] += length * kv_heads;
       continue;
     }
     const auto read_by = [&](int64_t kv_head) {
       return keys_read == nullptr ? length
                                   : keys_read[static_cast<int64_t>(s) * kv_heads + kv_head];
     };
-    if (scored != nullptr) reads.choice_rows += reads.of_layer(seen.layer, scored[s] * kv_heads);
+    if (scored != nullptr) reads.choice_rows[layer] += scored[s] * kv_heads;
     for (int64_t k = 0; k < kv_heads; ++k) {
       reads.rows[kv_base + static_cast<size_t>(k)] += length;
       reads.rows_read[kv_base + static_cast<size_t>(k)] += read_by(k);

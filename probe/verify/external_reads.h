@@ -15,8 +15,7 @@ struct AttentionView;
 struct PassContext;
 
 /// Sums over sequences and denoising steps. A key row is one external key (and its value) of one KV
-/// head: 2 * D elements. Where layers differ in D, totals count rows of the largest D: a row of
-/// half as many elements is half a row.
+/// head: 2 * D elements. Where layers differ in D, counts are of rows, and shares are of bytes.
 struct ExternalReads {
   explicit ExternalReads(const LayerSizes& sizes = {});
 
@@ -27,22 +26,25 @@ struct ExternalReads {
                                    // G heads reuse; the set's rows where a set is read
   std::vector<int64_t> products;   // [L * H] query-key products over the prefix
   std::vector<int64_t> products_skipped;  // [L * H] those that were not computed
-  int64_t commit_rows = 0;                // key rows of the commit passes, exact under every policy
-  /// Rows of D elements (half a key row) that all KV heads read in addition, to choose sets and to
-  /// keep residuals: AttentionParts::rows_scored.
-  int64_t choice_rows = 0;
+  std::vector<int64_t> commit_rows;       // [L] key rows of the commit passes, exact under every
+                                          // policy
+  /// [L] rows of D elements (half a key row) that all KV heads read in addition, to choose sets and
+  /// to keep residuals: AttentionParts::rows_scored.
+  std::vector<int64_t> choice_rows;
 
   bool operator==(const ExternalReads&) const = default;
   ExternalReads& operator+=(const ExternalReads& other);
 
   int64_t total_rows() const;
   int64_t total_read() const;
-  /// `count` rows of a layer, as rows of the largest D.
-  int64_t of_layer(int64_t layer, int64_t count) const;
+  int64_t total_commits() const;  // key rows
+  int64_t total_choice() const;   // rows of D elements
   int64_t total_products() const;
   int64_t total_products_skipped() const;
-  /// Share of the key rows (and so of their bytes) that denoising steps did not read; 0 without
-  /// rows.
+  /// A sum of one of the vectors above for bytes and FLOPs, which follow D: a row of a layer with
+  /// half of the largest D is half a row.
+  double in_largest_rows(const std::vector<int64_t>& counts) const;
+  /// Share of the key rows' bytes that denoising steps did not read; 0 without rows.
   double saving() const;
   /// Share of the query-key products that denoising steps did not compute; 0 without products.
   double products_saving() const;
@@ -54,9 +56,6 @@ struct ExternalReads {
   /// head_dim: the largest D.
   double flops(int64_t head_dim) const;
   double flops_avoided(int64_t head_dim) const;
-
- private:
-  int64_t total_of(const std::vector<int64_t>& counts) const;
 };
 
 /// What the attention of a pass really read: AttentionParts::keys_read, `reused` and `rows_scored`

@@ -42,7 +42,7 @@ void FreeRunObserver::on_pass(const PassResult& result) {
   attention_ns += result.attention_ns;
   ++block_passes;
   const double read = static_cast<double>(reads.total_read()) +
-                      0.5 * static_cast<double>(reads.choice_rows) - read_before_;
+                      0.5 * static_cast<double>(reads.total_choice()) - read_before_;
   read_before_ += read;
   bool all_denoise = result.context.commits.empty();
   for (const FusedCommit& commit : result.context.commits) {

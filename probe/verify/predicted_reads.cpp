@@ -69,8 +69,7 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, const ReuseRule&
   for (const PassRow& row : rows) {
     if (row.commit) {
       each_layer(row, [&](size_t layer, int64_t length) {
-        const auto l = static_cast<int64_t>(layer);
-        reads.commit_rows += reads.of_layer(l, length * shape.kv_heads_of(l));
+        reads.commit_rows[layer] += length * shape.kv_heads_of(static_cast<int64_t>(layer));
       });
       continue;
     }
@@ -135,13 +134,14 @@ std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& row
   const int64_t exact = std::min(policy.exact_layers, shape.num_layers);
   const int64_t block = rows.empty() ? 0 : std::ssize(rows.front().changed_rows);
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const auto l = static_cast<size_t>(layer);
     const int64_t kv_heads = shape.kv_heads_of(layer);
     const bool windowed = shape.window_of(layer) > 0;  // read as a whole
     int64_t all = 0;
     for (const PassRow& row : rows) {
       const int64_t length = shape.external_keys(layer, row.context_length);
       if (row.commit) {
-        reads.commit_rows += reads.of_layer(layer, length * kv_heads);
+        reads.commit_rows[l] += length * kv_heads;
       } else {
         all += length;
       }
@@ -154,7 +154,7 @@ std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& row
     std::fill_n(reads.rows_read.begin() + of_kv, kv_heads, read);
     std::fill_n(reads.products.begin() + of_head, shape.num_heads, all * block);
     std::fill_n(reads.products_skipped.begin() + of_head, shape.num_heads, (all - read) * block);
-    if (chooses) reads.choice_rows += reads.of_layer(layer, kv_heads * of_layer->choice);
+    if (chooses) reads.choice_rows[l] = kv_heads * of_layer->choice;
   }
   return reads;
 }

@@ -7,6 +7,7 @@
 
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
+#include "probe/verify/external_reads.h"
 
 namespace blockscope {
 
@@ -25,15 +26,17 @@ struct VerifyFacts {
   int64_t batch_size = 0;
   int64_t repeats = 0;
   int64_t block_length = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;       // the largest of a layer
   int64_t element_bytes = 0;  // of a stored key
 
-  /// Bytes of key rows: K and V.
-  double bytes(int64_t rows) const {
-    return static_cast<double>(rows) * 2.0 * static_cast<double>(head_dim * element_bytes);
+  /// Bytes of key rows, K and V: `rows` or `rows_read` of these reads.
+  double bytes(const ExternalReads& reads, const std::vector<int64_t>& rows) const {
+    return reads.in_largest_rows(rows) * 2.0 * static_cast<double>(head_dim * element_bytes);
   }
   /// Bytes of ExternalReads::choice_rows: half as many each.
-  double choice_bytes(int64_t rows) const { return bytes(rows) / 2.0; }
+  double choice_bytes(const ExternalReads& reads) const {
+    return bytes(reads, reads.choice_rows) / 2.0;
+  }
 };
 
 /// The facts of this model and these prompts. The caller sets `decoding`, `batch_size`, `repeats`

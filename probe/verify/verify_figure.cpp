@@ -107,7 +107,7 @@ FigureData curve_data(const Curve& curve, double axis_end) {
 
 /// A line from the saving to the saving when choosing counts; empty if nothing is chosen.
 std::string choice_plot(const PolicyResult& point, const std::string& file, int y) {
-  if (point.run.reads.choice_rows == 0) return "";
+  if (point.run.reads.total_choice() == 0) return "";
   return fmt::format(", '{}' using 1:{}:($5-$1):(0) with vectors nohead lc rgb '#999999' notitle",
                      file, y);
 }
@@ -184,7 +184,8 @@ void describe_tradeoff(const VerifyResult& result, bool labelled, Figure& figure
   }
   figure.caption += fmt::format("grey: accuracy of {}, plus and minus its standard error{}",
                                 reference, result.pair() ? "; the circle is its own saving" : "");
-  if (result.settings.front().run.reads.choice_rows + result.reference.run.reads.choice_rows > 0) {
+  if (result.settings.front().run.reads.total_choice() + result.reference.run.reads.total_choice() >
+      0) {
     figure.caption += "; the thin line goes to the saving when what choosing reads counts";
   }
 }

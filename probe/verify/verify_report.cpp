@@ -82,13 +82,14 @@ void add_free_running(const VerifyResult& all, const SettingResult& result,
   lines.row("whole run", seconds(reference.times.total), seconds(policy.times.total),
             "with prefill, without measuring");
   lines.row("", range(reference.times.total), range(policy.times.total));
-  lines.row("external bytes read", format_bytes(facts.bytes(reference.reads.total_read())),
-            format_bytes(facts.bytes(policy.reads.total_read())),
+  lines.row("external bytes read",
+            format_bytes(facts.bytes(reference.reads, reference.reads.rows_read)),
+            format_bytes(facts.bytes(policy.reads, policy.reads.rows_read)),
             fmt::format("{} not read; {} when commit passes count", percent(policy.reads.saving()),
                         percent(policy.reads.saving_with_commits())));
-  if (reference.reads.choice_rows == 0 && policy.reads.choice_rows == 0) return;
-  lines.row("read to choose", format_bytes(facts.choice_bytes(reference.reads.choice_rows)),
-            format_bytes(facts.choice_bytes(policy.reads.choice_rows)), choice_note(policy.reads));
+  if (reference.reads.total_choice() == 0 && policy.reads.total_choice() == 0) return;
+  lines.row("read to choose", format_bytes(facts.choice_bytes(reference.reads)),
+            format_bytes(facts.choice_bytes(policy.reads)), choice_note(policy.reads));
 }
 
 /// Compares the rule's prediction with the counted reads.
@@ -109,12 +110,11 @@ void add_keys(const PolicyResult& result, const VerifyFacts& facts, Lines& lines
   const ExternalReads& reads = result.fidelity.reads;
   lines.line(fmt::format("external keys read        {} of {} key rows, {} of {}: {} not read",
                          reads.total_read(), reads.total_rows(),
-                         format_bytes(facts.bytes(reads.total_read())),
-                         format_bytes(facts.bytes(reads.total_rows())), percent(reads.saving())));
-  if (reads.choice_rows > 0) {
-    lines.line(fmt::format("read to choose            {} rows, {}: {}", reads.choice_rows,
-                           format_bytes(facts.choice_bytes(reads.choice_rows)),
-                           choice_note(reads)));
+                         format_bytes(facts.bytes(reads, reads.rows_read)),
+                         format_bytes(facts.bytes(reads, reads.rows)), percent(reads.saving())));
+  if (reads.total_choice() > 0) {
+    lines.line(fmt::format("read to choose            {} rows, {}: {}", reads.total_choice(),
+                           format_bytes(facts.choice_bytes(reads)), choice_note(reads)));
   }
   lines.line(fmt::format("  predicted by the rule   {}", prediction_text(result)));
   if (result.setting.reuse.has_value() && result.setting.reuse->file_predicts.has_value()) {
@@ -127,7 +127,7 @@ void add_keys(const PolicyResult& result, const VerifyFacts& facts, Lines& lines
       fmt::format("FLOPs avoided             {:.4g} of {:.4g} GFLOP ({}), QK^T and PV over "
                   "external keys{}",
                   avoided * 1e-9, flops * 1e-9, percent(flops > 0.0 ? avoided / flops : 0.0),
-                  reads.choice_rows > 0 ? "; choosing is not in it" : ""));
+                  reads.total_choice() > 0 ? "; choosing is not in it" : ""));
 }
 
 /// "-": nothing was measured; that is not an error of 0.

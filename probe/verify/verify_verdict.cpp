@@ -42,7 +42,7 @@ void add_whole_run(double reference, double policy, TimeVerdict& verdict) {
 /// What was not read, and what choosing read instead, so that a policy does not look too cheap.
 std::string saving_text(const ExternalReads& reads) {
   const std::string text = fmt::format("{:.1f} %", reads.saving() * 100.0);
-  if (reads.choice_rows == 0) return text;
+  if (reads.total_choice() == 0) return text;
   const double net = reads.saving_with_choice() * 100.0;
   return text + (net < 0.0 ? fmt::format(" (with what choosing reads: {:.1f} % more read)", -net)
                            : fmt::format(" (with what choosing reads: {:.1f} %)", net));

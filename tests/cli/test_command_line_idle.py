@@ -10,6 +10,7 @@ import numpy as np
 
 from capture_harness import VOCAB, require_binary, run, write_checkpoint
 from command_line_case import FAILED, TINY_TRAINING, USAGE, CommandLineCase
+from family_case import write_canvases
 
 TURNS = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
@@ -213,6 +214,22 @@ class Idle(CommandLineCase):
                         ["check", self.model, "--reference", reference, "--block-length", 1, "--tol", 1e9]):
             code, _, err = run(*command)
             self.assertEqual(code, 0, f"{command}: {err}")
+
+    def test_canvases_draw_from_all_tokens(self):
+        """No other option makes these do something, so no option is named."""
+        canvases = write_canvases(self.root / "canvases")
+        for command in (["capture", canvases, "-o", self.root / "canvases.h5"], ["verify", canvases]):
+            for options in DECODING:
+                err = self.refused(USAGE, ["does nothing", "canvases", "HINT: leave the option out"], *command,
+                                   "--input-ids", "1,2", "--gen-length", 4, *options)
+                self.assertNotIn("--temperature", err)
+
+    def test_canvases_are_no_target_of_a_draft(self):
+        canvases = write_canvases(self.root / "canvas-target")
+        train = ["train", "--stage", "draft", "--out", self.root / "no-draft", "--work", self.root / "no-work", "--target"]
+        self.refused(USAGE, ["--target:", "token by token", "diffusion_gemma", "canvases", "HINT"], *train, canvases)
+        self.refused(USAGE, [f"--target: {self.root / 'nowhere'}: no such folder", "HINT"], *train, self.root / "nowhere")
+        self.assertFalse((self.root / "no-draft").exists())
 
     def test_thinking_is_switched_only_where_a_template_asks(self):
         for text, switches in ((TURNS, False), (TURNS + SWITCH, True)):

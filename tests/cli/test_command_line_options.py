@@ -6,6 +6,7 @@ import unittest
 
 from capture_harness import require_binary, run, write_checkpoint
 from command_line_case import FAILED, NEEDLE, TINY_TRAINING, USAGE, CommandLineCase
+from family_case import write_canvases
 
 
 class Options(CommandLineCase):
@@ -169,6 +170,20 @@ class Options(CommandLineCase):
         err = self.refused(USAGE, "--device: expected cpu", "train", *TINY_TRAINING, "--device", "tpu", "--out",
                            self.root / "hint")
         self.assertEqual(len(err.splitlines()), 1)
+
+    def test_verify_counts_rows_of_layers_of_different_sizes(self):
+        model = write_canvases(self.root / "rows", windows=True)  # head_dim 8 and a window, then head_dim 4
+        out = self.root / "rows.json"
+        self.must("verify", model, "--input-ids", "1,2,3,4,5,6", "--gen-length", 8, "--policy", "flashblock,tau=4", "--dtype",
+                  "float32", "-o", out, "-q")
+        setting = json.loads(out.read_text())["settings"][0]
+        self.assertTrue(setting["measured_equals_predicted"])
+        for run in ("replay", "free_running"):
+            reads = setting[run]["reads"]
+            for rows, size in (("key_rows", "bytes"), ("key_rows_read", "bytes_read")):
+                of_layers = [sum(layer) for layer in reads[f"{rows}_by_kv_head"]]
+                self.assertEqual(reads[rows], sum(of_layers))
+                self.assertEqual(reads[size], sum(2 * 4 * dim * count for dim, count in zip((8, 4), of_layers, strict=True)))
 
     def test_a_pipe_for_weights_is_refused(self):
         broken = write_checkpoint(self.root / "piped")

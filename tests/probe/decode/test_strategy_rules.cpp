@@ -14,6 +14,7 @@
 #include "probe/caches/certainty_density.h"
 #include "probe/strategies/klass.h"
 #include "probe/strategies/quota.h"
+#include "probe/strategies/strategy_table.h"
 #include "probe/strategies/unmasking.h"
 #include "probe/strategies/wino.h"
 #include "tests/support/seed.h"
@@ -157,6 +158,20 @@ TEST(CarriedQuota, TakesWhatFastDllmsLoopTakes) {
     most = std::max(most, step - options.denoising_steps);
   }
   EXPECT_GT(most, 0) << "no block took more than its steps";
+}
+
+TEST(MostSteps, IsTheScheduleOrWhatMayFollowIt) {
+  const auto text = [](const char* strategy) {
+    UnmaskingOptions options = read_strategy(strategy);
+    options.block_length = 16;
+    options.denoising_steps = 8;
+    return steps_text(options);
+  };
+  EXPECT_EQ(text("factor"), "at most 8 steps a block");
+  EXPECT_EQ(text("threshold,quota=carry"), "8 scheduled steps a block, at most 24");
+  EXPECT_EQ(text("joint_threshold,max_post_steps=2"), "8 scheduled steps a block, at most 11");
+  // joint_threshold_indel counts its post steps anew after each mask of the block's beginning.
+  EXPECT_EQ(text("joint_threshold_indel"), "8 scheduled steps a block, at most 1000");
 }
 
 TEST(KlassMemory, KnowsTheDivergenceFromTheStepBefore) {

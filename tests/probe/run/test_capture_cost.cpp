@@ -16,6 +16,7 @@ namespace blockscope {
 namespace {
 
 using namespace testing;  // NOLINT: the helpers of this folder
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -86,6 +87,21 @@ TEST(CaptureCost, HasTheKeysThatTheCacheOfABidirectionalModelComputes) {
   const int64_t dual = bytes("dual");
   ASSERT_GT(bytes("none"), dual);
   EXPECT_EQ((bytes("prefix") - dual) * canvas, (bytes("none") - dual) * from_block);
+}
+
+TEST(CaptureCost, ClaimsNoBoundWhereABlockMayGoOnPastItsSchedule) {
+  const auto cost = [](const char* strategy) {
+    DecodeOptions options = tiny_options();
+    options.unmasking.strategy = strategy;
+    return cost_of(options, 1);
+  };
+  const CaptureCost edited = cost("joint_threshold");
+  const CaptureCost moved = cost("joint_threshold_indel");
+  EXPECT_EQ(edited.forecast_steps, 0);
+  EXPECT_EQ(moved.forecast_steps, tiny_options().unmasking.denoising_steps + 16 + 1);
+  EXPECT_EQ(moved.file_bytes, edited.file_bytes);
+  EXPECT_THAT(size_text(edited), HasSubstr("at most "));
+  EXPECT_THAT(size_text(moved), AllOf(HasSubstr("about "), HasSubstr("more if blocks take over ")));
 }
 
 TEST(CaptureMemory, RefusesARunWhoseHistoryDoesNotFit) {

@@ -229,6 +229,9 @@ TEST(DraftTraining, WhatIsNoTargetIsRefused) {
   const Checkpoint diffusion =
       Checkpoint::open(std::string(BLOCKSCOPE_SOURCE_DIR) + "/models/needle");
   EXPECT_THROW(draft_config_for(diffusion, tiny_config(), kBlock, 1018, {}), UsageError);
+  EXPECT_THROW(check_draft_target(diffusion.folder()), UsageError);
+  EXPECT_THROW(check_draft_target("no-such-folder"), UsageError);
+  EXPECT_NO_THROW(check_draft_target(backbone().folder()));
   EXPECT_THROW(draft_config_for(backbone(), tiny_config(), kBlock, 1018, {1, 6}), UsageError);
   EXPECT_EQ(draft_config_for(backbone(), tiny_config(), kBlock, 1018, {}).draft->target_layers,
             (std::vector<std::int64_t>{1, 3}));

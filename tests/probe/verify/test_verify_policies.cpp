@@ -72,12 +72,12 @@ TEST_F(CountsByHand, SetsOfABlocksFirstStep) {
   for (const char* policy : {"mage,k=5", "sparsed,k=5,per_block"}) {
     const ExternalReads reads = reads_of(policy);
     EXPECT_EQ(reads.rows_read, each(kFirst + kLater * 5)) << policy;
-    EXPECT_EQ(reads.choice_rows, 4 * kFirst) << policy;
+    EXPECT_EQ(reads.total_choice(), 4 * kFirst) << policy;
   }
   // A residual: keys and values of the others once more.
   const ExternalReads residual = reads_of("mage+flashblock,k=5");
   EXPECT_EQ(residual.rows_read, each(kFirst + kLater * 5));
-  EXPECT_EQ(residual.choice_rows, 4 * (kFirst + 2 * (kFirst - 4 * 5)));
+  EXPECT_EQ(residual.total_choice(), 4 * (kFirst + 2 * (kFirst - 4 * 5)));
   const double dense = static_cast<double>(kDense);
   EXPECT_DOUBLE_EQ(residual.saving(), 1.0 - static_cast<double>(kFirst + kLater * 5) / dense);
   // A row is half a key with its value.
@@ -89,20 +89,20 @@ TEST_F(CountsByHand, SetsOfEveryStepAndOfTheRun) {
   const int64_t steps = 2 + 3 + 3 + 3;
   for (const char* policy : {"recent,k=5", "random,k=5"}) {
     EXPECT_EQ(reads_of(policy).rows_read, each(steps * 5)) << policy;
-    EXPECT_EQ(reads_of(policy).choice_rows, 0) << policy;
+    EXPECT_EQ(reads_of(policy).total_choice(), 0) << policy;
   }
   EXPECT_EQ(reads_of("oracle,k=5").rows_read, each(steps * 5));
-  EXPECT_EQ(reads_of("oracle,k=5").choice_rows, 4 * kDense);
+  EXPECT_EQ(reads_of("oracle,k=5").total_choice(), 4 * kDense);
   // Two pages of 4 hold 5 keys; a least and a largest row a page.
   const ExternalReads quest = reads_of("quest,k=5,page=4");
   EXPECT_EQ(quest.rows_read, each(steps * 8));
-  EXPECT_EQ(quest.choice_rows, 4 * 2 * kDense / 4);
+  EXPECT_EQ(quest.total_choice(), 4 * 2 * kDense / 4);
   EXPECT_EQ(reads_of("quest,k=8,page=4").rows_read, each(steps * 8)) << "8 keys are two pages too";
   // 4 blocks of 3 steps: int(0.2 * 12) + 2 = 4 steps read everything (8, 8, 12, 12), the last of
   // them gives the set; then 12, 16 and 20 go on with it.
   const ExternalReads run = reads_of("sparsed,k=5");
   EXPECT_EQ(run.rows_read, each(8 + 8 + 12 + 12 + 7 * 5));
-  EXPECT_EQ(run.choice_rows, 4 * 12);
+  EXPECT_EQ(run.total_choice(), 4 * 12);
 }
 
 TEST_F(CountsByHand, ExactLayersAndDensitiesAndShortPages) {
@@ -110,7 +110,7 @@ TEST_F(CountsByHand, ExactLayersAndDensitiesAndShortPages) {
   const int64_t later = 3 + 2 * (4 + 5 + 6);  // 0.3 of 8, 12, 16 and 20, rounded up
   EXPECT_EQ(reads.rows_read,
             (std::vector<int64_t>{kDense, kDense, kFirst + later, kFirst + later}));
-  EXPECT_EQ(reads.choice_rows, 2 * kFirst);
+  EXPECT_EQ(reads.total_choice(), 2 * kFirst);
   // FLOPs belong to query heads: all four of the second layer do without.
   EXPECT_DOUBLE_EQ(reads.flops_avoided(10),
                    4.0 * 4 * 10 * 4 * static_cast<double>(kDense - kFirst - later));

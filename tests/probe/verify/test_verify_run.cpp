@@ -83,7 +83,7 @@ TEST_F(VerifyRunTest, CountsByHand) {
   const int64_t dense = 2 * 8 + 3 * (12 + 16 + 20);
   EXPECT_EQ(result.reference.run.denoising_steps, 11);
   EXPECT_EQ(result.reference.run.reads.rows, (std::vector<int64_t>(4, dense)));
-  EXPECT_EQ(result.reference.run.reads.commit_rows, 4 * (8 + 12 + 16 + 20));
+  EXPECT_EQ(result.reference.run.reads.total_commits(), 4 * (8 + 12 + 16 + 20));
   // tau = 2 reuses at the third step alone (M = 1); the second one has M = 2.
   EXPECT_EQ(result.settings[0].fidelity.reads.rows_read,
             (std::vector<int64_t>(4, dense - (12 + 16 + 20))));
@@ -192,8 +192,8 @@ TEST_F(LockstepTest, AnErrorOfTheVisitorComesOutAndEndsBothRuns) {
   for (const int64_t at : {0, 1, 7}) {
     ThrowingVisitor visitor(at);
     const auto policy = make_exact_policy();
-    EXPECT_THROW(replay_in_lockstep(*model_.model, *model_.model, *policy, decode_, requests, visitor,
-                                    [] { return false; }),
+    EXPECT_THROW(replay_in_lockstep(*model_.model, *model_.model, *policy, decode_, requests,
+                                    visitor, [] { return false; }),
                  std::runtime_error);
   }
 }

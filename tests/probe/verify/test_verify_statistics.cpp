@@ -169,7 +169,7 @@ TEST(PredictedReadsTest, FollowsTheRuleStepByStep) {
   EXPECT_EQ(read(3, ReuseCount::since_read), 28);
   EXPECT_EQ(read(4, ReuseCount::since_read), 28);  // 1 + 3 tokens at step 3: it reads
   EXPECT_EQ(read(5, ReuseCount::since_read), 20);
-  EXPECT_EQ(predicted_reads(two_blocks(), {2}, all, shape).commit_rows, 20);
+  EXPECT_EQ(predicted_reads(two_blocks(), {2}, all, shape).total_commits(), 20);
 }
 
 TEST(PredictedReadsTest, ReadsOnlyChangedRowsIfAsked) {
@@ -222,6 +222,26 @@ TEST(PredictedReadsTest, AKvHeadIsReadUnlessItsWholeGroupReuses) {
   // FLOPs belong to query heads: 5 of 8 heads skip 36 of 56 keys, 4 * B * D each.
   EXPECT_DOUBLE_EQ(reads.flops(48), 4.0 * 16 * 48 * 8 * 56);
   EXPECT_DOUBLE_EQ(reads.flops_avoided(48), 4.0 * 16 * 48 * 5 * 36);
+}
+
+TEST(PredictedReadsTest, CountsRowsAsRowsAndWeighsBytesByTheSizeOfALayersHeads) {
+  LayerSizes shape{2, 2, 1, 24};
+  shape.layer_kv_heads = {1, 1};
+  shape.layer_head_dim = {16, 24};
+  shape.layer_window = {5, 0};  // the first layer sees four keys before a block
+  const ReuseMasks mask = one_mask({{true, true}, {false, false}});
+  const ExternalReads reads = predicted_reads(two_blocks(), {4, ReuseCount::step}, mask, shape);
+  EXPECT_EQ(reads.rows, (std::vector<int64_t>{6 * 4, 56}));
+  EXPECT_EQ(reads.total_rows(), 24 + 56);
+  EXPECT_EQ(reads.total_read(), 2 * 4 + 56);
+  EXPECT_EQ(reads.commit_rows, (std::vector<int64_t>{4 + 4, 8 + 12}));
+  EXPECT_EQ(reads.total_commits(), 28);
+  const double bytes = 24 * 16 + 56 * 24;
+  EXPECT_DOUBLE_EQ(reads.in_largest_rows(reads.rows), bytes / 24);
+  EXPECT_DOUBLE_EQ(reads.saving(), 16 * 16 / bytes);
+  EXPECT_DOUBLE_EQ(reads.saving_with_commits(), 16 * 16 / (bytes + 8 * 16 + 20 * 24));
+  EXPECT_EQ(reads.total_products(), 2 * 16 * (24 + 56));
+  EXPECT_DOUBLE_EQ(reads.flops(24), 4.0 * 2 * 16 * bytes);
 }
 
 TEST(PredictedReadsTest, AStepReadsByTheMaskOfItsRange) {

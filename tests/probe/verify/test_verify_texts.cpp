@@ -154,7 +154,7 @@ TEST(VerifyTextTest, OneOfSomethingIsNotMany) {
   const std::string text = detail_text(result, facts()) + verdict_text(result);
   EXPECT_THAT(text,
               AllOf(HasSubstr("1 prompt "), HasSubstr("1 thread,"), HasSubstr("1 of 1 sequence"),
-                    HasSubstr("1 masked position,"), HasSubstr("1 interleaved repetition")));
+                    HasSubstr("1 undecided position,"), HasSubstr("1 interleaved repetition")));
   EXPECT_FALSE(
       std::regex_search(text, std::regex("\\b1 [a-z ]*(prompts|sequences|positions|threads)")))
       << text;
@@ -164,8 +164,8 @@ TEST(VerifyTextTest, OneOfSomethingIsNotMany) {
 VerifyResult sets_of(double slowdown, const char* label) {
   VerifyResult result = result_of(slowdown, 1);
   result.settings[0].setting = {read_policy("mage,k=4"), label, R"({"policy":"mage"})", {}};
-  result.settings[0].run.reads.choice_rows = 30;
-  result.settings[0].fidelity.reads.choice_rows = 30;
+  result.settings[0].run.reads.choice_rows = {30};
+  result.settings[0].fidelity.reads.choice_rows = {30};
   result.settings[0].predicted = result.settings[0].fidelity.reads;
   return result;
 }
@@ -184,7 +184,7 @@ TEST(VerifyTextTest, WhatChoosingReadsIsNotHidden) {
               AllOf(HasSubstr("\"choice_rows\": 30"), HasSubstr("\"bytes_read_to_choose\": 30.0"),
                     HasSubstr("\"label\": \"mage,k=4\""), Not(HasSubstr("\"tau\""))));
   EXPECT_THAT(verify_csv(result, facts()), HasSubstr("\"mage,k=4\",0.05,,,,\n"));
-  result.settings[0].run.reads.choice_rows = 60;
+  result.settings[0].run.reads.choice_rows = {60};
   EXPECT_THAT(verdict_text(result), HasSubstr("(with what choosing reads: 10.0 % more read)"));
   result.settings[0].predicted.reset();
   EXPECT_THAT(line_with(detail_text(result, facts()), "by the rule"), HasSubstr("n/a"));
