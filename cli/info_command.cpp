@@ -70,7 +70,7 @@ struct Summary {
   std::int64_t denoise_without_prefix = 0;  // N = 0: left out of the means
   std::int64_t decided = 0;                 // tokens decided
   std::int64_t pass_time_ns = 0;            // summed over rows; a batch's pass counts once per row
-  std::int64_t taken_back = 0;              // tokens (has_revocations)
+  std::int64_t taken_back = 0;              // tokens that became undecided again
   std::int64_t edited = 0;                  // tokens that another one replaced
   std::int64_t inserted = 0;                // positions
   std::int64_t deleted = 0;
@@ -170,7 +170,8 @@ Summary summarise(const TraceReader& reader) {
       last_block.at(sequence) = steps.block[i];
       summary.decided += tokens;
       const std::int64_t row = first + static_cast<std::int64_t>(i);
-      summary.taken_back += std::ssize(reader.revoked(row));
+      summary.taken_back +=
+          info.meta.has_revocations ? std::ssize(reader.revoked(row)) : changes.taken_back;
       summary.edited += changes.edited;
       summary.inserted += changes.inserted;
       summary.deleted += changes.deleted;
@@ -264,7 +265,9 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
   root["tokens_decided"] = summary.decided;
   root["tokens_per_step"] = tokens_per_step(summary);
   if (info.meta.has_draft) root["tokens_per_round"] = tokens_per_round(summary);
-  if (info.meta.has_revocations) root["tokens_taken_back"] = summary.taken_back;
+  if (info.meta.has_revocations || summary.taken_back > 0) {
+    root["tokens_taken_back"] = summary.taken_back;
+  }
   if (summary.edited > 0) root["tokens_edited"] = summary.edited;
   if (summary.inserted + summary.deleted > 0) {
     root["positions_inserted"] = summary.inserted;
@@ -366,7 +369,9 @@ void print_table(const TraceInfo& info, const Summary& summary) {
          fmt::format("{}, {:.2f} tokens a round with the target's own",
                      plural(summary.rows_by_kind[1], "round"), tokens_per_round(summary)));
   }
-  if (meta.has_revocations) line("taken back", plural(summary.taken_back, "token"));
+  if (meta.has_revocations || summary.taken_back > 0) {
+    line("taken back", plural(summary.taken_back, "token"));
+  }
   if (summary.edited > 0) line("edited", plural(summary.edited, "token"));
   if (summary.inserted + summary.deleted > 0) {
     line("moved", fmt::format("{} inserted, {} deleted", plural(summary.inserted, "position"),

@@ -1,6 +1,6 @@
 // Torch operators for a recorder outside this library (blockscope.record in Python): the functions
-// that the runtime's own recorder calls, on tensors of the CPU; some of a GPU, too. They are not differentiable. A
-// wrong shape, dtype or layout throws c10::Error.
+// that the runtime's own recorder calls, on tensors of the CPU; some of a GPU, too. They are not
+// differentiable. A wrong shape, dtype or layout throws c10::Error.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,12 +35,13 @@ RecordedAttention recorded_attention(const at::Tensor& q, const at::Tensor& k_ex
                                      const at::Tensor& result = {});
 
 /// layer_statistics (step_statistics.h) of sequence `row`, without queries. All inputs are
-/// contiguous float32 on the CPU or on a GPU, the kinds on the CPU. internal [S, H, B, D] and lse_internal [S, H, B]. external and
-/// lse_external alike; none without a prefix. The previous step's outputs, or none. Each source
-/// with its lse, and the kind of each row, [B] uint8 below 3, or [0]: the source is this step; none
-/// without a prefix. -> external_mass [H], similarity_external [H], similarity_internal [H], each
-/// empty if an input is missing, errors [source, H, 4] (e^2, |e|, reference^2, dot product), and
-/// kept [source, H, 3, 5] by kind (KeptSums; NaN if the source is this step); all float32.
+/// contiguous float32 on the CPU or on a GPU, the kinds on the CPU. internal [S, H, B, D] and
+/// lse_internal [S, H, B]. external and lse_external alike; none without a prefix. The previous
+/// step's outputs, or none. Each source with its lse, and the kind of each row, [B] uint8 below 3,
+/// or [0]: the source is this step; none without a prefix. -> external_mass [H],
+/// similarity_external [H], similarity_internal [H], each empty if an input is missing, errors
+/// [source, H, 4] (e^2, |e|, reference^2, dot product), and kept [source, H, 3, 5] by kind
+/// (KeptSums; NaN if the source is this step); all float32.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> step_statistics(
     const std::optional<at::Tensor>& external, const std::optional<at::Tensor>& lse_external,
     const at::Tensor& internal, const at::Tensor& lse_internal,

@@ -412,8 +412,8 @@ function drawTrajectory() {
       : `Step ${state.step}: ${now.length} decided` +
         (mean === null ? "" : `, mean confidence ${number(mean, 3)}`) + `; ${undecided} undecided left.`),
     make("div", {class: "scroll"}, make(
-      "table", {class: "trajectory"}, make("caption", {}, `Block ${block.block} of sequence ${
-        block.sequence}: positions ${block.positions[0]}–${block.positions.at(-1)}, ${block.steps} steps`),
+      "table", {class: "trajectory"}, make("caption", {}, make("span", {}, `Block ${block.block} of sequence ${
+        block.sequence}: positions ${block.positions[0]}–${block.positions.at(-1)}, ${block.steps} steps`)),
       make("thead", {}, head), make("tbody", {}, ...body))),
     make("p", {class: "note"}, "Keys: ← → one step, Shift with ← → one block, p plays. Figures " +
       "show numbers under the pointer, or with Tab and the arrow keys." + (data.left_out.length

@@ -36,10 +36,13 @@ std::string steps_text(const std::string& scheduled, const std::string& most) {
   return most.empty() ? text : text + ", at most " + most;
 }
 
-/// `canvas`: the strategy's own temperatures, which fall, take the place of `temperature`.
-std::string decoding_text(const json& run, bool canvas) {
-  std::string text = text_of(run, "strategy");
-  text += steps_text(text_of(run, "denoising_steps"), text_of(run, "most_steps"));
+/// On a canvas, the strategy's own temperatures, which fall, take the place of `temperature`.
+std::string decoding_text(const json& run, const TraceMeta& meta) {
+  const bool canvas = meta.noise_canvas;
+  std::string text = meta.has_draft
+                         ? std::string("rounds of a draft")
+                         : text_of(run, "strategy") + steps_text(text_of(run, "denoising_steps"),
+                                                                 text_of(run, "most_steps"));
   const std::string temperature = text_of(run, "temperature");
   if (canvas) {
     text += ", drawn at a falling temperature, from noise instead of masks";
@@ -177,12 +180,12 @@ std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& tra
   const std::string policy = text_of(run, "policy");
   facts.emplace_back("Attention",
                      policy.empty() ? "unknown policy" : fmt::format("policy {}", policy));
-  facts.emplace_back("Decoding",
-                     meta.continuous()
-                         ? fmt::format("continuous, blocks of {} tokens, {} of them in the arrays",
-                                       meta.block_tokens, meta.block_length)
-                         : fmt::format("block length {}, {}", meta.block_length,
-                                       decoding_text(run, meta.noise_canvas)));
+  facts.emplace_back(
+      "Decoding",
+      meta.continuous()
+          ? fmt::format("continuous, blocks of {} tokens, {} of them in the arrays",
+                        meta.block_tokens, meta.block_length)
+          : fmt::format("block length {}, {}", meta.block_length, decoding_text(run, meta)));
   const std::string arrays =
       knows_model_shape(meta) ? fmt::format(", {} of {} layers, {} of {} heads", meta.layers.size(),
                                             meta.num_layers, meta.heads.size(), meta.num_heads)

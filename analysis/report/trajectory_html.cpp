@@ -175,7 +175,7 @@ std::string legend(bool edits) {
     html += fmt::format("<span class=\"c{}\">{}</span>", i,
                         i + 1 == kConfidenceColors ? "0.9\u20131" : fmt::format("0.{}", i));
   }
-  html += "<span class=\"known\">prompt</span><span class=\"dots\">undecided</span>";
+  html += "<span class=\"known\">prompt</span><span class=\"dots\"><b>undecided</b></span>";
   if (edits) {
     html +=
         "<span class=\"edited\">edited</span><span class=\"moved\">moved by an insertion or "
@@ -292,6 +292,7 @@ std::string trajectory_css() {
   std::string css = R"(.trajectories{display:flex;flex-wrap:wrap;gap:1.5rem 2rem;overflow-x:auto}
 .trajectory{border-collapse:collapse;table-layout:fixed;font-size:12px;width:max-content}
 .trajectory caption{text-align:left;font-weight:600;padding-bottom:.3rem}
+.trajectory caption span{position:sticky;left:0}
 .trajectory th{font-weight:400;color:var(--faint);text-align:right;padding:0 .4rem 0 0;
 width:3.6rem;font-variant-numeric:tabular-nums}
 .trajectory thead th+th{width:21px;text-align:center;padding:0}
@@ -311,8 +312,9 @@ center left/21px 20px repeat-x}
 .cx{background:var(--soft);color:var(--text);outline:1px dashed var(--line)}
 .legend{display:flex;flex-wrap:wrap;gap:2px;font-size:12px;align-items:center}
 .legend span{padding:1px 7px;border-radius:3px}
-.legend .dots{background:radial-gradient(circle,var(--line) 1.6px,transparent 2px) center/9px 20px
-repeat-x;padding-left:2.2rem}
+.legend .dots{background:radial-gradient(circle,var(--line) 1.6px,transparent 2px) left/9px 20px
+repeat-x content-box;padding-left:.4rem}
+.legend .dots b{background:var(--ground);font-weight:400;margin-left:27px;padding:0 .3rem}
 )";
   for (std::size_t i = 0; i < kConfidenceColors; ++i) {
     const std::array<int, 3> color =

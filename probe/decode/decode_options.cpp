@@ -98,8 +98,9 @@ void check_cache_fits(const DecodeOptions& options) {
   }
   if (!options.bidirectional && of_bidirectional) {
     refuse(
-        "recomputes positions outside the block, which a block-causal model does not need. HINT: "
-        "leave the option out");
+        fmt::format("is for models whose keys outside the block change; those of a {} don't. HINT: "
+                    "leave the option out",
+                    options.canvas ? "model with canvases" : "block-causal model"));
   }
   if (entry.model == CacheModel::sub_blocks && !options.sub_blocks()) {
     refuse(

@@ -27,7 +27,7 @@ class FamilyOptions(FamilyCase):
 
     def test_a_cache_that_the_attention_forbids(self):
         kept = ("a bidirectional model's keys change", "HINT: use none, prefix, dual, dllm-cache or d2cache")
-        behind = ("recomputes positions outside the block, which a block-causal model does not need",
+        behind = ("is for models whose keys outside the block change; those of a block-causal model don't",
                   "HINT: leave the option out")
         cases = [([f"cache {cache}: keeps finished blocks", *kept], family, ("--cache", cache))
                  for family in BIDIRECTIONAL for cache in ("commit", "block")]

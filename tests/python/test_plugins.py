@@ -319,7 +319,7 @@ def test_a_cache_hears_what_was_chosen(bidirectional):
     decoded = bidirectional.decode(lines(1), cache="hearing,every=3", gen_length=32, progress=False)
     assert [step for step, _, _ in heard] == list(range(1, len(heard) + 1)) and len(heard) == len(decoded[0].frames) - 1
     assert all(count == 32 for _, _, count in heard) and sum(len(chosen) for _, chosen, _ in heard) == 32
-    with pytest.raises(blockscope.UsageError, match="recomputes positions outside the block"):
+    with pytest.raises(blockscope.UsageError, match="keys outside the block change"):
         blockscope.Model(NEEDLE).decode("x", cache="hearing", gen_length=16, progress=False)
 
 

@@ -40,11 +40,11 @@ Selection selection_from(const SelectionText& wanted, const Overview& overview,
     };
     const auto found = std::ranges::find_if(overview.blocks, fits);
     if (found == overview.blocks.end()) {
-      const auto number = [](const std::optional<std::int64_t>& value) {
-        return value ? fmt::format("{}", *value) : std::string("any");
-      };
-      throw UsageError(fmt::format("--select: the trace has no sequence {} with block {}",
-                                   number(wanted.sequence), number(wanted.block)));
+      const std::string sequence =
+          wanted.sequence ? fmt::format("sequence {}", *wanted.sequence) : "sequence";
+      throw UsageError(fmt::format(
+          "--select: the trace has no {}{}", sequence,
+          wanted.block ? fmt::format(" with block {}", *wanted.block) : " with a block"));
     }
     selection.block = static_cast<std::size_t>(found - overview.blocks.begin());
   }
