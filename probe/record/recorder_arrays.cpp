@@ -22,7 +22,7 @@ namespace {
 template <typename Value>
 std::vector<Value> recorded_of(const at::Tensor& all, const std::vector<int64_t>& heads) {
   const at::Tensor dense = all.contiguous();
-  const auto size = static_cast<size_t>(dense.stride(0));
+  const auto size = static_cast<size_t>(dense.numel() / dense.size(0));
   const Value* from = dense.const_data_ptr<Value>();
   std::vector<Value> kept(heads.size() * size);
   for (size_t i = 0; i < heads.size(); ++i) {

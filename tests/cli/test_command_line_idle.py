@@ -218,7 +218,8 @@ class Idle(CommandLineCase):
     def test_canvases_draw_from_all_tokens(self):
         """No other option makes these do something, so no option is named."""
         canvases = write_canvases(self.root / "canvases")
-        for command in (["capture", canvases, "-o", self.root / "canvases.h5"], ["verify", canvases]):
+        for command in (["capture", canvases, "-o", self.root / "canvases.h5"],
+                        ["verify", canvases, "--policy", "flashblock"]):
             for options in DECODING:
                 err = self.refused(USAGE, ["does nothing", "canvases", "HINT: leave the option out"], *command,
                                    "--input-ids", "1,2", "--gen-length", 4, *options)

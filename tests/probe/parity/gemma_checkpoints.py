@@ -55,9 +55,15 @@ def write_checkpoint(folder, spec):
         return torch.randn(shape, generator=generator) * std + mean
 
     with torch.no_grad():
-        for name, value in [*model.named_parameters(), *model.named_buffers()]:
-            if "vision" in name or not name.startswith("model."):
+        # Tied weights have several names, whose order differs from run to run: the decoder's count.
+        named = {**dict(model.named_buffers(remove_duplicate=False)),
+                 **dict(model.named_parameters(remove_duplicate=False))}
+        drawn = set()
+        for name in sorted(named, key=lambda name: (not name.startswith("model.decoder"), name)):
+            value = named[name]
+            if "vision" in name or not name.startswith("model.") or value.data_ptr() in drawn:
                 continue
+            drawn.add(value.data_ptr())
             if name.endswith("layer_scalar"):
                 value.copy_(draw(value.shape, 0.9, 0.1))
             elif "norm" in name or name.endswith(("router.scale", "per_expert_scale")):
