@@ -175,7 +175,7 @@ std::string legend(bool edits) {
     html += fmt::format("<span class=\"c{}\">{}</span>", i,
                         i + 1 == kConfidenceColors ? "0.9\u20131" : fmt::format("0.{}", i));
   }
-  html += "<span class=\"known\">prompt</span><span class=\"dots\"><b>undecided</b></span>";
+  html += "<span class=\"known\">prompt</span><span class=\"dots\"><span>undecided</span></span>";
   if (edits) {
     html +=
         "<span class=\"edited\">edited</span><span class=\"moved\">moved by an insertion or "
@@ -314,7 +314,7 @@ center left/21px 20px repeat-x}
 .legend span{padding:1px 7px;border-radius:3px}
 .legend .dots{background:radial-gradient(circle,var(--line) 1.6px,transparent 2px) left/9px 20px
 repeat-x content-box;padding-left:.4rem}
-.legend .dots b{background:var(--ground);font-weight:400;margin-left:27px;padding:0 .3rem}
+.legend .dots span{background:var(--ground);margin-left:27px;padding:0 .3rem}
 )";
   for (std::size_t i = 0; i < kConfidenceColors; ++i) {
     const std::array<int, 3> color =
