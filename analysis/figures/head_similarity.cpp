@@ -108,12 +108,10 @@ std::vector<ReportFigure> head_similarity(const MetricResult& result) {
     part_of.figure.title = "Cross-step similarity per layer and head";
     part_of.figure.caption = fmt::format(
         "Mean cosine between adjacent denoising steps, per query head. Blue circles: A_out, "
-        "attention to "
-        "the prefix. Orange squares: A_in, attention inside the block. A grey line joins the two "
-        "of a "
-        "head. {}Layers {}\u2013{} of {}. n = {} step-to-step "
-        "comparisons of a position for A_out, {} for A_in, over all layers and heads. As "
-        "FlashBlock (arXiv 2602.05305), Fig. 5.",
+        "attention to the prefix. Orange squares: A_in, attention inside the block. A grey line "
+        "joins the two of a head. {}Layers {}\u2013{} of {}. n = {} step-to-step comparisons of a "
+        "position for A_out, {} for A_in, over all layers and heads. As FlashBlock (arXiv "
+        "2602.05305), Fig. 5.",
         axis_start_text(means.lower), means.external.axes[0].label(first),
         means.external.axes[0].label(last - 1), layers, count_text(total_terms(means.external)),
         count_text(total_terms(means.internal)));

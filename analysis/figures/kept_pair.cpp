@@ -79,10 +79,9 @@ std::optional<ReportFigure> kept_by_age(const MetricResult& result,
       .caption = fmt::format(
           "A reusing step takes the A_out of the last step that read the prefix, the kept one. "
           "Left: cosine of the step's exact A_out and the kept one, by the number of steps since "
-          "that read. {}Right: reuse error at \u03c4 = {} by "
-          "what became of a row since that read: still undecided, known before it, or decided "
-          "since. "
-          "A row that was decided since takes the A_out from before. n = {} rows.",
+          "that read. {}Right: reuse error at \u03c4 = {} by what became of a row since that read: "
+          "still undecided, known before it, or decided since. A row that was decided since takes "
+          "the A_out from before. n = {} rows.",
           axis_start_text(ages.y_lower), tau,
           count_text(total_terms(part_at(result.array("similarity_kept_head"), "rows", "all")))),
       .width = panels.width(),

@@ -61,10 +61,9 @@ std::optional<ReportTable> query_stages(const MetricResult& result) {
   part.caption =
       "Differences between step 1 (all undecided) and later steps. S1: KL divergence of the "
       "predictions at undecided positions, in nats. S2: L2 gap of unit-normalised hidden states. "
-      "S3: "
-      "L2 gap of queries, per position. S4: L2 gap of the block's mean query. S5: recall of step "
-      "1's top-k set. The arrows show the direction in which step 1 predicts later steps better. "
-      "As MAGE, Table 2.";
+      "S3: L2 gap of queries, per position. S4: L2 gap of the block's mean query. S5: recall of "
+      "step 1's top-k set. The arrows show the direction in which step 1 predicts later steps "
+      "better. As MAGE, Table 2.";
   if (compared) {
     part.caption +=
         " Both models saw the same frames (--replay). The change is relative to the backbone.";

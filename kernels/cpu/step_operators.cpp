@@ -277,7 +277,6 @@ TORCH_LIBRARY_FRAGMENT(blockscope, m) {
 TORCH_LIBRARY_IMPL(blockscope, CUDA, m) {
   m.impl("step_statistics", step_statistics);
   m.impl("step_gaps", step_gaps);
-  m.impl("row_log_sum_exp", row_log_sum_exp);
 }
 
 TORCH_LIBRARY_IMPL(blockscope, CPU, m) {

@@ -22,7 +22,7 @@ HostCopies::HostCopies(std::vector<at::Tensor> tensors) : tensors_(std::move(ten
 }
 
 const std::vector<at::Tensor>& HostCopies::wait() {
-  if (copied_ && !copied_->query()) copied_->synchronize();
+  if (copied_) copied_->synchronize();
   copied_.reset();
   return tensors_;
 }

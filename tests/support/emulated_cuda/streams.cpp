@@ -277,12 +277,13 @@ void host_wait(const Event& event) {
   std::function<void()> hold;
   {
     const std::scoped_lock lock(device_mutex());
+    if (event.stream < 0 || queue(event.stream).done >= event.position) return;  // no wait
     hold = event_hold();
   }
   if (hold) hold();
   const std::scoped_lock lock(device_mutex());
   count_wait("event");
-  if (event.stream >= 0) queue(event.stream).run_to(event.position);
+  queue(event.stream).run_to(event.position);
 }
 
 void launch_on_current_stream(std::function<void()> kernel) {
