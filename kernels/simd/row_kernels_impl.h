@@ -10,6 +10,9 @@
 namespace blockscope {
 namespace {
 
+// Sums over a vocabulary are sums of sums, because a single one in float32 would lose digits.
+constexpr int64_t kSummedAtOnce = 64 * kLanes;
+
 inline float sum_of(Vec v) {
   float sum = 0.0f;
   for (int i = 0; i < kLanes; ++i) sum += v[i];
@@ -130,14 +133,19 @@ void best(Element element, const void* x, int64_t count, int64_t* index, float* 
     for (int64_t i = whole; i < count; ++i) top = one(i) > top ? one(i) : top;
     Vec sums{};
     int64_t found = -1;
-    for (int64_t i = 0; i < whole; i += kLanes) {
-      const Vec v = Type::load_vec(at(i));
-      sums += exp_vec(v - top);
-      if (found >= 0) continue;
-      const VecI same = v == top;
-      for (int lane = 0; lane < kLanes && found < 0; ++lane) {
-        if (same[lane] != 0) found = i + lane;
+    for (int64_t begin = 0; begin < whole; begin += kSummedAtOnce) {
+      const int64_t end = begin + kSummedAtOnce < whole ? begin + kSummedAtOnce : whole;
+      Vec some{};
+      for (int64_t i = begin; i < end; i += kLanes) {
+        const Vec v = Type::load_vec(at(i));
+        some += exp_vec(v - top);
+        if (found >= 0) continue;
+        const VecI same = v == top;
+        for (int lane = 0; lane < kLanes && found < 0; ++lane) {
+          if (same[lane] != 0) found = i + lane;
+        }
       }
+      sums += some;
     }
     float sum = sum_of(sums);
     for (int64_t i = whole; i < count; ++i) {
@@ -175,8 +183,6 @@ void odds(Element element, const void* x, int64_t count, int64_t index, int64_t*
     }
     Vec sums{};
     Vec weighted{};  // by the logit, relative to the largest
-    // Sums of sums, because a single float32 sum over a vocabulary would lose digits.
-    constexpr int64_t kAtOnce = 64 * kLanes;
     const auto add_terms = [top](Vec v, Vec& sum, Vec& by_logit) {
       const Vec below = v - top;
       const Vec p = exp_vec(below);
@@ -184,8 +190,8 @@ void odds(Element element, const void* x, int64_t count, int64_t index, int64_t*
       by_logit += p == 0.0f ? Vec{} : p * below;
     };
     add_terms(rest, sums, weighted);
-    for (int64_t begin = 0; begin < whole; begin += kAtOnce) {
-      const int64_t end = begin + kAtOnce < whole ? begin + kAtOnce : whole;
+    for (int64_t begin = 0; begin < whole; begin += kSummedAtOnce) {
+      const int64_t end = begin + kSummedAtOnce < whole ? begin + kSummedAtOnce : whole;
       Vec sum{};
       Vec by_logit{};
       for (int64_t i = begin; i < end; i += kLanes) add_terms(Type::load_vec(at(i)), sum, by_logit);

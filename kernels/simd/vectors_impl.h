@@ -144,12 +144,13 @@ inline bool any_above(Vec v, float bound) {
 #endif
 }
 
-// exp for x <= 88, below 1.5 ulp; 0 below -87.33, where the result would be subnormal. NaN stays.
+// exp for x <= 88, below 1.5 ulp; 0 below -87.33, where the result would be subnormal. Not finite
+// above 88.73. NaN stays.
 inline Vec exp_vec(Vec x) {
 #if !defined(__AVX512F__)
   const VecI tiny = x < -87.33654f;
+  const VecI huge = x > 88.37f;  // 2^n would be infinite
   x = larger(broadcast(-87.33654f), x);
-  x = x > 88.0f ? broadcast(88.0f) : x;
 #endif
   // Adding 1.5 * 2^23 rounds to an integer that then sits in the low bits.
   const Vec shifted = x * 1.44269504f + 12582912.0f;
@@ -168,7 +169,7 @@ inline Vec exp_vec(Vec x) {
   return _mm512_maskz_scalef_ps(normal, p, n);
 #else
   const Vec power = bits<Vec>((bits<VecU>(shifted) << 23) + 0x3f800000u);
-  return tiny ? Vec{} : p * power;
+  return tiny ? Vec{} : huge ? broadcast(kInfinity) : p * power;
 #endif
 }
 

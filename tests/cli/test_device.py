@@ -62,8 +62,11 @@ class Device(DeviceCase):
         for name, (model, more) in models.items():
             arguments = ["--input-ids", "7,30,2,91,14,8,200,41,5", "--gen-length", 8, "--no-stop", "--dtype", "float32",
                          "--record", "full", "--array-type", "f32", *more]
+            # A canvas feeds its predictions back: another number of threads alone moves values by 6e-5 of the largest.
+            tolerance = 3e-4 if name == "canvas" else 1e-4
             with self.subTest(name):
-                self.compare_traces(self.capture(model, *arguments), self.capture(model, *arguments, device=KERNELS), 1e-4)
+                here, there = self.capture(model, *arguments), self.capture(model, *arguments, device=KERNELS)
+                self.compare_traces(here, there, tolerance)
 
     def test_bfloat16(self):
         """Tensor cores' kernels; the model rounds to 8 bits at many places."""

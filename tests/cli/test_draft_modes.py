@@ -91,7 +91,8 @@ class DraftModes(CheckpointCase):
                             (self.draft, ("--block-length", 1)), (self.draft, ("--block-length", 3))):
             one = self.free("one", draft, *more, level="full")
             many = self.free("many", draft, *more, "--batch-size", 3, level="full")
-            self.assert_same_rounds(many, one, 1e-5)
+            # Without AVX-512, torch multiplies other numbers of rows in another order.
+            self.assert_same_rounds(many, one, 2e-5)
             alone, together = trajectories(one), trajectories(many)
             for name in alone:
                 for key in ("/steps/kind", "/steps/block", "/steps/context_length", "token", "position", "reason"):
