@@ -9,6 +9,7 @@
 #include "kernels/cuda/device_calls.h"
 #include "kernels/cuda/device_graph.h"
 #include "kernels/cuda/library_attention.h"
+#include "kernels/cuda/library_products.h"
 
 namespace blockscope {
 
@@ -29,6 +30,9 @@ struct DeviceQueue {
   std::string (*missing_code)() = nullptr;  // why this device can't run them; empty if it can
   CaptureGraph capture = nullptr;           // null: the device has no graphs
   PrefixAttention prefix = nullptr;         // null: split_attention uses our kernels alone
+  GroupedProduct grouped = nullptr;         // null: the device has none
+  // Whether `grouped` runs on the current device for this type without waiting; null: it does.
+  bool (*groups)(at::ScalarType) = nullptr;
 
   template <class Call>
   void launch(DeviceLaunch<Call> kernel, const Call& call) const {

@@ -27,10 +27,14 @@ std::string missing_cuda_code();
 // kernels alone.
 std::string cuda_prefix_attention();
 
+// The device's grouped product for this type, which waits for nothing; null: it has none.
+GroupedProduct grouped_product_of(at::Device device, at::ScalarType type);
+
 // Whether this device supports graphs (device_graph.h).
 bool has_graphs(at::Device device);
-// Captures a graph (CaptureGraph) on a device that supports graphs. A copy from the host through
-// copied_to() is refused, because its memory is reused before the graph runs.
+// Captures a graph (CaptureGraph) on a device that supports graphs. Refused while another graph is
+// alive. A copy from the host through copied_to() is refused, because its memory is reused before
+// the graph runs.
 std::unique_ptr<DeviceGraph> capture_graph(at::Device device, const std::function<void()>& work);
 // Whether this thread is capturing a graph.
 bool captures_graph();
@@ -38,6 +42,10 @@ bool captures_graph();
 // Copies a tensor of the host to a device without waiting. It pins memory for the copy, because a
 // copy from pageable memory waits. The pinned memory is reused only after the copy is done.
 at::Tensor copied_to(const at::Tensor& host, at::Device device);
+// The same for small values that many calls need, such as the index of a block's rows. This thread
+// keeps its last copies and gives them to work of the same stream, so nobody may write to them. A
+// graph whose work has run before takes the copies of that run, and keeps them.
+at::Tensor kept_copy(const at::Tensor& host, at::Device device);
 
 // Makes a tensor's device current while this object lives. False if `tensor` is undefined or on the
 // CPU.

@@ -32,7 +32,7 @@ bool is_trained(const at::Tensor& x, const at::Tensor& weight) {
 }  // namespace
 
 RotaryRows RotaryRows::rows(const at::Tensor& index) const {
-  const at::Tensor there = on_device(index, cos.device());
+  const at::Tensor there = kept_on(index, cos.device());
   return {cos.index_select(2, there), sin.index_select(2, there),
           query_scale.defined() ? query_scale.index_select(2, there) : at::Tensor()};
 }

@@ -169,6 +169,15 @@ GroupedConv BlockDiffusionModel::conv_of(const std::string& name) const {
           config_.draft->second->conv_group};
 }
 
+bool BlockDiffusionModel::waits_for_router() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const Layer& layer) {
+    const auto* mixture = std::get_if<ExpertMixture>(&layer.feed_forward);
+    const auto* both = std::get_if<MlpAndExperts>(&layer.feed_forward);
+    if (both != nullptr) mixture = &both->experts;
+    return mixture != nullptr && mixture->grouped == nullptr;
+  });
+}
+
 BlockDiffusionModel BlockDiffusionModel::packed() && {
   weights_.clear();  // frees every weight as soon as its packed form exists
   for (Layer& layer : layers_) {
@@ -295,7 +304,7 @@ at::Tensor BlockDiffusionModel::forward_embedded(at::Tensor hidden, const at::Te
     if (layer.attention_norm.defined()) attended = layer.attention_norm(attended);
     if (last) {
       if (const auto needed = seams.needed_rows()) {
-        hidden = hidden.index_select(1, on_device(*needed, device()));
+        hidden = hidden.index_select(1, kept_on(*needed, device()));
       }
       if (hidden.size(1) == 0) return hidden;
     }
@@ -303,9 +312,8 @@ at::Tensor BlockDiffusionModel::forward_embedded(at::Tensor hidden, const at::Te
     const RouterListener heard = [&](const RouterChoice& choice) { seams.routed(index, choice); };
     const at::Tensor& residual = with_attention;
     const at::Tensor made = seams.ffn(index, ffn_input, [&](const at::Tensor& rows) {
-      return layer.mlp_conv.around(rows, [&](const at::Tensor& x) {
-        return apply(layer.feed_forward, x, residual, heard);
-      });
+      return layer.mlp_conv.around(
+          rows, [&](const at::Tensor& x) { return apply(layer.feed_forward, x, residual, heard); });
     });
     const RmsNorm& next = last ? norm_ : layers_[static_cast<size_t>(index) + 1].input_norm;
     if (layer.scalar.defined()) {

@@ -93,6 +93,8 @@ class BlockDiffusionModel {
 
   const ModelConfig& config() const { return config_; }
   const WeightMap& weights() const { return weights_; }  // empty when packed
+  /// Whether the host waits in every layer with experts for the router's choice.
+  bool waits_for_router() const;
   at::ScalarType dtype() const;
   at::Device device() const;
   /// The memory of the weights. A packed tied LM head counts twice.

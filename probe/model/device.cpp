@@ -9,6 +9,8 @@ namespace blockscope {
 
 at::Tensor on_device(const at::Tensor& host, at::Device device) { return copied_to(host, device); }
 
+at::Tensor kept_on(const at::Tensor& host, at::Device device) { return kept_copy(host, device); }
+
 void copy_over(const at::Tensor& host, const at::Tensor& there) {
   there.copy_(host.pin_memory(), /*non_blocking=*/true);
 }

@@ -13,6 +13,9 @@ namespace blockscope {
 /// Copies a host tensor to `device` without waiting. Returns the tensor itself if it is already on
 /// `device`.
 at::Tensor on_device(const at::Tensor& host, at::Device device);
+/// The same for small values that many calls need, such as a block's rows. Nobody may write to the
+/// result (kept_copy()).
+at::Tensor kept_on(const at::Tensor& host, at::Device device);
 /// Copies a host tensor into a device's tensor of the same shape and type, without waiting.
 void copy_over(const at::Tensor& host, const at::Tensor& there);
 /// [N] int64 on `device`, for indexing its tensors.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "decode_record/base/error.h"
+#include "kernels/cuda/device_operators.h"
 #include "kernels/torch/fallback_operators.h"
 #include "probe/model/device.h"
 
@@ -95,6 +96,24 @@ at::Tensor best_experts(const at::Tensor& scores, const MoeConfig& config) {
   return chosen;
 }
 
+/// The same on the device of the scores, which waits for nothing.
+at::Tensor best_experts_there(const at::Tensor& scores, const MoeConfig& config) {
+  const auto falling = [](const at::Tensor& values) {
+    return values.argsort(/*stable=*/true, -1, /*descending=*/true);
+  };
+  at::Tensor ranked = at::nan_to_num(scores, kNone);
+  if (config.num_groups > config.kept_groups) {
+    const at::Tensor in_groups = ranked.view({ranked.size(0), config.num_groups, -1});
+    const auto [best, place] = in_groups.topk(std::min<int64_t>(2, in_groups.size(2)));
+    const at::Tensor order = falling(best.sum(-1)).narrow(1, 0, config.kept_groups);
+    const at::Tensor kept =
+        at::zeros({ranked.size(0), config.num_groups}, ranked.options().dtype(at::kBool))
+            .scatter(1, order, true);
+    ranked = in_groups.masked_fill(kept.unsqueeze(-1).logical_not(), kNone).view(ranked.sizes());
+  }
+  return falling(ranked).narrow(1, 0, config.experts_per_token);
+}
+
 /// The R * per_token choices of all rows, sorted by expert.
 struct ByExpert {
   std::vector<int64_t> count;  // [E] choices of each expert
@@ -148,17 +167,23 @@ void GatedMlp::pack() {
 ExpertMixture::Routed ExpertMixture::route(const at::Tensor& rows) const {
   at::Tensor score;
   Routed routed;
-  auto& [choice, expert] = routed;
+  RouterChoice& choice = routed.choice;
+  const auto choose = [&](const at::Tensor& ranked) {
+    if (grouped != nullptr) {
+      choice.expert = best_experts_there(ranked, config);
+    } else {
+      routed.expert = best_experts(ranked, config);
+      choice.expert = on_device(routed.expert, ranked.device());
+    }
+  };
   if (config.sigmoid) {
     score = at::sigmoid(router(rows.to(at::kFloat)));
     const at::Tensor ranked = score + bias;
-    expert =
-        best_experts(config.expert_capacity > 0 ? kept_by_block(ranked, config) : ranked, config);
+    choose(config.expert_capacity > 0 ? kept_by_block(ranked, config) : ranked);
   } else {
     score = at::softmax(router(rows), -1, at::kFloat);
-    expert = best_experts(score, config);
+    choose(score);
   }
-  choice.expert = on_device(expert, score.device());
   choice.weight = score.gather(1, choice.expert);
   if (config.normalise) {
     const at::Tensor sum = choice.weight.sum(-1, true);
@@ -192,6 +217,31 @@ at::Tensor ExpertMixture::expert_outputs(const at::Tensor& input,
   return at::cat(made);
 }
 
+/// rows [R, hidden], chosen [R, per_token] on the host -> [R * per_token, hidden], choice by
+/// choice.
+at::Tensor ExpertMixture::listed_outputs(const at::Tensor& rows, const at::Tensor& chosen) const {
+  const ByExpert places = by_expert(chosen, experts.size());
+  const at::Tensor input = rows.index_select(0, on_device(places.row, rows.device()));
+  return expert_outputs(input, places.count).index_select(0, on_device(places.back, rows.device()));
+}
+
+/// The same for a choice on the rows' device.
+at::Tensor ExpertMixture::grouped_outputs(const at::Tensor& rows, const at::Tensor& chosen) const {
+  const auto [expert, order] = chosen.flatten().sort(/*stable=*/true, 0, /*descending=*/false);
+  const at::TensorOptions index = order.options();
+  const at::Tensor ends =
+      at::searchsorted(expert, at::arange(config.num_experts, index), /*out_int32=*/true,
+                       /*right=*/true);
+  const at::Tensor input = rows.index_select(0, order.div(chosen.size(1), "floor"));
+  const std::vector<at::Tensor> halves = grouped(input, all_gate_up, ends).chunk(2, -1);
+  const at::Tensor gated = experts.front().activation == Activation::gelu_tanh
+                               ? at::gelu(halves[0], "tanh") * halves[1]
+                               : silu_multiply(halves[0], halves[1]);
+  const at::Tensor back =
+      at::empty_like(order).scatter_(0, order, at::arange(order.size(0), index));
+  return grouped(gated, all_down, ends).index_select(0, back);
+}
+
 at::Tensor ExpertMixture::routed_by(const at::Tensor& x, const at::Tensor& scored,
                                     const RouterListener& heard) const {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
@@ -200,18 +250,34 @@ at::Tensor ExpertMixture::routed_by(const at::Tensor& x, const at::Tensor& score
     const std::vector<int64_t> shape{x.size(0), x.size(1), config.experts_per_token};
     heard({choice.expert.view(shape), choice.weight.view(shape)});
   }
-  const ByExpert places = by_expert(expert, experts.size());
-  const at::Tensor input = rows.index_select(0, on_device(places.row, x.device()));
   const at::ScalarType type = config.sigmoid ? at::kFloat : x.scalar_type();
-  const at::Tensor by_row = expert_outputs(input, places.count)
-                                .index_select(0, on_device(places.back, x.device()))
-                                .view({rows.size(0), config.experts_per_token, rows.size(1)});
+  const at::Tensor by_row =
+      (grouped != nullptr ? grouped_outputs(rows, choice.expert) : listed_outputs(rows, expert))
+          .view({rows.size(0), config.experts_per_token, rows.size(1)});
   const at::Tensor weighted = by_row.to(type) * choice.weight.to(type).unsqueeze(-1);
   const at::Tensor out = weighted.sum(1).to(x.scalar_type()).view(x.sizes());
   return shared ? out + (*shared)(x) : out;
 }
 
 void ExpertMixture::pack() {
+  std::vector<const Linear*> first, second;
+  for (const GatedMlp& expert : experts) {
+    first.insert(first.end(), {&expert.gate, &expert.up});
+    second.push_back(&expert.down);
+  }
+  const Linear gate_up = joined(first);
+  const Linear down = joined(second);
+  const int64_t width = config.intermediate_size;
+  if (gate_up.defined() && down.defined() && !gate_up.bias().defined() && !down.bias().defined()) {
+    const at::Tensor& weight = gate_up.weight();
+    const int64_t hidden = weight.size(1);
+    const int64_t aligned = 16 / weight.element_size();
+    if (width % aligned == 0 && hidden % aligned == 0) {
+      grouped = grouped_product_of(weight.device(), weight.scalar_type());
+      all_gate_up = weight.view({config.num_experts, 2 * width, hidden});
+      all_down = down.weight().view({config.num_experts, hidden, width});
+    }
+  }
   for (GatedMlp& expert : experts) expert.pack();
   if (shared) shared->pack();
 }

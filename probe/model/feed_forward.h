@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/cuda/library_products.h"
 #include "probe/checkpoint/moe_config.h"
 #include "probe/model/attention_layer.h"
 #include "probe/model/linear.h"
@@ -47,6 +48,11 @@ struct ExpertMixture {
   at::Tensor factor;  // [E] of the chosen weights; undefined: 1
   std::vector<GatedMlp> experts;
   std::optional<GatedMlp> shared;
+  /// On a device that has one, all experts in one product (pack()); null: one after the other, by
+  /// the host, which waits for the router.
+  GroupedProduct grouped = nullptr;
+  at::Tensor all_gate_up = {};  // for `grouped`: [E, 2 * width, hidden], views of the experts'
+  at::Tensor all_down = {};     // [E, hidden, width]
 
   at::Tensor operator()(const at::Tensor& x, const RouterListener& heard) const {
     return routed_by(x, x, heard);
@@ -54,15 +60,17 @@ struct ExpertMixture {
   /// The experts' output for x [S, T, hidden], where the router reads `scored`, of the same shape.
   at::Tensor routed_by(const at::Tensor& x, const at::Tensor& scored,
                        const RouterListener& heard) const;
-  struct Routed {
-    RouterChoice choice;  // [R, per_token], on the rows' device
-    at::Tensor expert;    // the chosen experts on the host, which groups rows by them
-  };
-  /// rows [R, hidden]. Waits once for a device.
-  Routed route(const at::Tensor& rows) const;
   void pack();  // packs its experts' linear layers; ATen still computes the router's scores
 
  private:
+  struct Routed {
+    RouterChoice choice;  // [R, per_token], on the rows' device
+    at::Tensor expert;    // the chosen experts on the host; undefined with `grouped`
+  };
+  /// rows [R, hidden].
+  Routed route(const at::Tensor& rows) const;
+  at::Tensor grouped_outputs(const at::Tensor& rows, const at::Tensor& chosen) const;
+  at::Tensor listed_outputs(const at::Tensor& rows, const at::Tensor& chosen) const;
   at::Tensor expert_outputs(const at::Tensor& input, const std::vector<int64_t>& rows) const;
 };
 

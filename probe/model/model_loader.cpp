@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,39 +27,45 @@ at::ScalarType scalar_type(TensorDtype dtype) {
   }
 }
 
-/// Whether the tensor `name` is multiplied with the same rows as the tensor `before`, which comes
-/// before it in expected_tensors().
-bool shares_rows(const WeightNames& names, const std::string& before, const std::string& name) {
-  for (const auto& [first, second] : {std::pair{names.q, names.k}, std::pair{names.k, names.v},
-                                      std::pair{names.gate, names.up}}) {
-    const size_t found = first.empty() ? std::string::npos : before.rfind(first);
-    if (found == std::string::npos) continue;
-    std::string follower = before;
-    if (follower.replace(found, first.size(), second) == name) return true;
+/// Tensors with equal keys and rows of equal length lie next to each other, so that one product can
+/// take them all: those of the same rows (queries, keys and values; gate and up), and those of all
+/// experts of a layer.
+std::string key_of(const WeightNames& names, std::string name) {
+  for (const auto& [second, first] : {std::pair{names.k, names.q}, std::pair{names.v, names.q},
+                                      std::pair{names.up, names.gate}}) {
+    const size_t found = second.empty() ? std::string::npos : name.rfind(second);
+    if (found != std::string::npos) name.replace(found, second.size(), first);
   }
-  return false;
+  static const std::string experts = ".experts.";
+  const size_t expert = name.find(experts);
+  if (expert == std::string::npos) return name;
+  const size_t number = expert + experts.size();
+  return name.erase(number, name.find_first_not_of("0123456789", number) - number);
 }
 
 }  // namespace
 
 WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Device device) {
   const WeightNames& names = family_of(config).weights;
+  using Key = std::pair<std::string, std::vector<int64_t>>;  // and the sizes behind the first one
+  std::map<Key, std::vector<const ExpectedTensor*>> groups;
   const std::vector<ExpectedTensor> expected = expected_tensors(config);
+  for (const ExpectedTensor& tensor : expected) {
+    const auto& shape = tensor.shape;
+    groups[{key_of(names, tensor.name), {shape.begin() + 1, shape.end()}}].push_back(&tensor);
+  }
   WeightMap weights;
-  for (size_t first = 0, end = 0; first < expected.size(); first = end) {
-    std::vector<int64_t> shape = expected[first].shape;
-    for (end = first + 1;
-         end < expected.size() && shares_rows(names, expected[end - 1].name, expected[end].name);
-         ++end) {
-      shape.front() += expected[end].shape.front();
-    }
+  for (const auto& [key, tensors] : groups) {
+    std::vector<int64_t> shape = tensors.front()->shape;
+    shape.front() = 0;
+    for (const ExpectedTensor* tensor : tensors) shape.front() += tensor->shape.front();
     // Rounding this bias to bfloat16 would choose other experts; the official engines keep float32.
-    const bool exact = expected[first].name.ends_with(".expert_bias");
+    const bool exact = key.first.ends_with(".expert_bias");
     const at::Tensor all = at::empty(shape, at::dtype(exact ? at::kFloat : dtype).device(device));
     int64_t row = 0;
-    for (size_t i = first; i < end; ++i) {
-      const int64_t rows = expected[i].shape.front();
-      weights.emplace(expected[i].name, all.narrow(0, row, rows));
+    for (const ExpectedTensor* tensor : tensors) {
+      const int64_t rows = tensor->shape.front();
+      weights.emplace(tensor->name, all.narrow(0, row, rows));
       row += rows;
     }
   }

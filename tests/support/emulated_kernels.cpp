@@ -32,8 +32,8 @@ std::unique_ptr<DeviceGraph> capture_graph(const std::function<void()>& work) {
 }
 
 [[maybe_unused]] const bool registered = [] {
-  set_cuda_queue(
-      {emulated_launches(), launch_on_current_stream, missing_code, capture_graph, plain_prefix});
+  set_cuda_queue({emulated_launches(), launch_on_current_stream, missing_code, capture_graph,
+                  plain_prefix, plain_grouped_product});
   return true;
 }();
 

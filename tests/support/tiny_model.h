@@ -79,6 +79,14 @@ inline BlockDiffusionModel moved_to(at::Device device, const BlockDiffusionModel
   return {host.config(), std::move(weights)};
 }
 
+/// The same as the runtime loads it: weights of the same rows next to each other, and packed.
+inline BlockDiffusionModel packed_on(at::Device device, const BlockDiffusionModel& host,
+                                     at::ScalarType dtype = at::kFloat) {
+  WeightMap weights = empty_weights(host.config(), dtype, device);
+  for (const auto& [name, weight] : host.weights()) weights.at(name).copy_(weight);
+  return BlockDiffusionModel(host.config(), std::move(weights)).packed();
+}
+
 inline std::vector<int64_t> random_prompt(SeededRandom& random, int64_t length) {
   std::vector<int64_t> prompt;
   for (int64_t i = 0; i < length; ++i) prompt.push_back(random.integer(0, kTinyMask - 1));
