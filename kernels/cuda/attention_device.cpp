@@ -1,16 +1,10 @@
 // split_attention and related operators on a device.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <mutex>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -65,33 +59,6 @@ Arguments check_arguments(const char* op, const at::Tensor& q, const at::Tensor&
   return {op,   sizes, check_lengths(op, "ext_len", ext_len, sizes.sequences, sizes.external_keys),
           q,    k_ext, v_ext,
           k_in, v_in,  scale};
-}
-
-struct KeptFlags {
-  at::Tensor flags;
-  c10::Stream stream;  // the copy was queued on it; other streams may not see the copy yet
-};
-
-// Flags of the heads on a device, kept there. A policy uses the same flags at every step of a
-// block, and a graph can't copy them. As many as fit are kept, and none is ever released.
-at::Tensor kept_flags(const at::Tensor& mask, at::Device device) {
-  constexpr size_t kMost = 4096;
-  using Flags = std::vector<int64_t>;  // sizes, then values
-  static std::mutex mutex;
-  static auto* const all = new std::map<std::pair<at::DeviceIndex, Flags>, KeptFlags>;
-  if (device.is_cpu()) return mask;
-  Flags flags(mask.sizes().begin(), mask.sizes().end());
-  const bool* const values = mask.const_data_ptr<bool>();
-  flags.insert(flags.end(), values, values + mask.numel());
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  const std::scoped_lock lock(mutex);
-  const std::pair key{device.index(), std::move(flags)};
-  const auto found = all->find(key);
-  const bool there = found != all->end();
-  if (there && (found->second.stream == stream || captures_graph())) return found->second.flags;
-  at::Tensor copy = copied_to(mask, device);
-  if (!there && all->size() < kMost) all->emplace(key, KeptFlags{copy, stream});
-  return copy;
 }
 
 // SplitCall::rows on the CPU.
@@ -171,21 +138,6 @@ struct SpreadQuestion {
   at::Tensor places;  // [T] int32; undefined: 0 .. T - 1
 };
 
-// The ranges' ends on a device. All layers of a step usually ask for the same ones, so the last
-// copy of this thread is used again by work of the same stream.
-at::Tensor copied_ends(const at::Tensor& ends, at::Device device) {
-  struct Last {
-    at::Tensor host, device;
-    c10::Stream stream;
-  };
-  thread_local std::optional<Last> last;
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  if (!last || last->stream != stream || !at::equal(last->host, ends)) {
-    last.emplace(Last{ends, copied_to(ends, device), stream});
-  }
-  return last->device;
-}
-
 SpreadQuestion prepare_spread(const Arguments& arguments, WeightSpread& spread) {
   const AttentionSizes& sizes = arguments.sizes;
   const int64_t internal_keys = arguments.k_in.size(2);
@@ -207,10 +159,10 @@ SpreadQuestion prepare_spread(const Arguments& arguments, WeightSpread& spread) 
   for (const std::vector<int64_t>& of_sequence : spread.ends) {
     for (const int64_t end : of_sequence) *next++ = static_cast<int32_t>(end);
   }
-  question.ends = copied_ends(ends, q.device());
+  question.ends = kept_copy(ends, q.device());
   if (!spread.places.empty()) {
     const std::vector<int32_t> places(spread.places.begin(), spread.places.end());
-    question.places = copied_to(at::tensor(places, at::kInt), q.device());
+    question.places = kept_copy(at::tensor(places, at::kInt), q.device());
   }
   return question;
 }
@@ -376,7 +328,7 @@ SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& 
   DeviceSource source;
   if (std::find(flags.begin(), flags.end(), true) != flags.end()) {
     source.reuse =
-        kept_flags(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());
+        kept_copy(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());
     if (!refresh.empty()) {
       source.rows = copied_to(rows_that_read(flags, refresh, sizes), q.device());
     }

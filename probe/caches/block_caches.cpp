@@ -1,6 +1,8 @@
 #include "probe/caches/block_caches.h"
 
 #include <numeric>
+#include <optional>
+#include <vector>
 
 #include "probe/caches/cache_table.h"
 
@@ -22,6 +24,8 @@ class BlockCache : public CanvasCache {
     std::iota(rows_.begin(), rows_.end(), begin);
     return rows_;
   }
+
+  std::optional<std::vector<int64_t>> repeats() const override { return std::vector<int64_t>(); }
 
   /// With a token shift, later passes lack the row that predicts the block's first position: the
   /// first pass decides it, whatever its confidence, and nothing else.

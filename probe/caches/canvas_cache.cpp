@@ -14,7 +14,7 @@ at::Tensor CanvasCache::attention_block(int64_t layer, const AttentionLayer& wei
   if (needed == nullptr) {
     made = weights.project(x, rotary);
   } else {
-    made = {weights.query(x.index_select(1, on_device(*needed, x.device())), rotary.rows(*needed)),
+    made = {weights.query(x.index_select(1, kept_on(*needed, x.device())), rotary.rows(*needed)),
             weights.key(x, rotary), weights.value(x)};
   }
   keys.write_keys(layer, rows_, made.k);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,11 @@ class CanvasCache {
 
   /// The rows that the pass carries through the layers, absolute positions, ascending.
   virtual std::vector<int64_t> rows(const CanvasState& state) = 0;
+
+  /// A key for passes that can share one device graph (pass_graphs.h), asked after rows(). Passes
+  /// over the same rows with equal keys run the same operators over the same tensors, and leave the
+  /// cache as it was, except for those tensors' values. None: not repeatable.
+  virtual std::optional<std::vector<int64_t>> repeats() const { return std::nullopt; }
 
   /// Fast-dLLM's cached Dream: the block's first pass decides its first position and nothing else.
   virtual bool decides_first_position_only(const CanvasState& /*state*/) const { return false; }

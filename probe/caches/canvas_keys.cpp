@@ -83,7 +83,7 @@ void CanvasKeys::write(at::Tensor& stored, const std::vector<int64_t>& positions
     }
   }
   if (spans.size() > kMostSpans) {
-    stored.index_copy_(2, index_on(places, stored.device()), rows);
+    stored.index_copy_(2, kept_on(at::tensor(places, at::kLong), stored.device()), rows);
     return;
   }
   for (const Span& span : spans) {

@@ -29,7 +29,7 @@ at::Tensor among_block(const at::Tensor& part, int64_t dim, const at::Tensor& ro
   std::vector<int64_t> shape = part.sizes().vec();
   shape[static_cast<size_t>(dim)] = block_length;
   return at::full(shape, missing, part.options())
-      .index_copy_(dim, on_device(rows, part.device()), part);
+      .index_copy_(dim, kept_on(rows, part.device()), part);
 }
 
 AttentionParts among_block(const AttentionParts& parts, const at::Tensor& rows,

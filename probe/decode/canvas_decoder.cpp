@@ -10,6 +10,7 @@
 
 #include "decode_record/base/nan.h"
 #include "probe/decode/canvas_seams.h"
+#include "probe/decode/pass_graphs.h"
 #include "probe/decode/sequence_state.h"
 #include "probe/decode/slot_loop.h"
 #include "probe/decode/step_decision.h"
@@ -39,7 +40,8 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
         strategy_(strategy_entry(options.unmasking)),
         keys_(canvas_shape(model.config(), options, longest_sequence({request}, options)),
               model.dtype(), model.device()),
-        seams_(policy, *cache_, keys_, watcher_, options.shadow) {
+        seams_(policy, *cache_, keys_, watcher_, options.shadow),
+        graphs_(model_, options.graphs) {
     active_.push_back(initial_state(request, options));
     canvas_.prompt_length = std::ssize(request.prompt);
     canvas_.length = keys_.shape().length;
@@ -129,10 +131,28 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     std::optional<at::Tensor> needed;
     if (shadow_rows == 0 && !cache_->keeps_outputs()) needed = needed_rows(predicting);
     seams_.begin_pass(context, rows_, shadow_rows, needed);
-    at::Tensor hidden = model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
-                                       at::tensor(positions, at::kLong).unsqueeze(0), seams_);
+    at::Tensor hidden =
+        forward_rows(at::tensor(ids, at::kLong).unsqueeze(0),
+                     at::tensor(positions, at::kLong).unsqueeze(0), shadow_rows, needed);
     seams_.end_pass();
     return hidden;
+  }
+
+  at::Tensor forward_rows(const at::Tensor& ids, const at::Tensor& positions, int64_t shadow_rows,
+                          const std::optional<at::Tensor>& needed) {
+    const auto of_cache = cache_->repeats();
+    const auto of_policy = policy_.repeats();
+    if (shadow_rows > 0 || !of_cache || !of_policy) {
+      return model_.forward(ids, positions, seams_);
+    }
+    std::vector<int64_t> same{canvas_.block_start, std::ssize(*of_cache)};
+    same.insert(same.end(), of_cache->begin(), of_cache->end());
+    same.insert(same.end(), of_policy->begin(), of_policy->end());
+    if (needed) {
+      const auto* first = needed->const_data_ptr<int64_t>();
+      same.insert(same.end(), first, first + needed->numel());
+    }
+    return graphs_.repeatable(ids, positions, same, seams_);
   }
 
   /// The logits that the step decides from. Fills `input` with what else the step reads.
@@ -292,6 +312,7 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
   const StrategyEntry& strategy_;
   CanvasKeys keys_;
   CanvasSeams seams_;
+  PassGraphs graphs_;  // they read the model and the keys
   CanvasState canvas_;
   std::vector<int64_t> rows_;  // rows of the current pass: absolute positions, ascending
 };

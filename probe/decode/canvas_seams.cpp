@@ -36,12 +36,10 @@ CanvasSeams::CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys
 
 void CanvasSeams::begin_pass(const PassContext& context, const std::vector<int64_t>& rows,
                              int64_t shadow_rows, std::optional<at::Tensor> needed) {
-  begin(&context, watched());
+  begin(&context, looks_inside(&context));
   rows_ = rows;
   shadow_rows_ = shadow_rows;
   needed_ = std::move(needed);
-  work_.clear();
-  outputs_.clear();
   policy_.begin_pass(context);
 }
 
@@ -60,6 +58,10 @@ at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& wei
   const RowAttention attend = [&](const at::Tensor& q, const CanvasRows& attending) {
     return attend_rows(layer, weights.scale(), q, attending);
   };
+  if (layer == 0) {
+    work_.clear();
+    outputs_.clear();
+  }
   outputs_.emplace_back();
   const int64_t rows = std::ssize(rows_);
   at::Tensor out;
@@ -185,22 +187,17 @@ at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tens
 
 void CanvasSeams::show_present(const AttentionInput& input, const ExternalKeys& external,
                                const AttentionParts& used, const at::Tensor& present) {
-  watcher_.show([&](DecodeObserver& observer) {
-    const AttentionParts parts = where_present(used, present);
+  show_call([&] {
     WeightSpread* const spread = wanted_spread(input.layer);
     if (spread != nullptr) {
       fallback::fill_spread(input.q, external.key, external.length, input.k, input.scale,
                             {.rows = present}, *spread);
     }
     const at::Tensor q = where_present(input.q, present);
-    observer.on_attention({*context_,
-                           {input.layer, q, input.k, input.v, input.scale},
-                           external,
-                           parts,
-                           used.approximate() ? nullptr : &parts,
-                           nullptr,
-                           &present,
-                           spread});
+    ShownAttention shown({input.layer, q, input.k, input.v, input.scale, false, spread}, external,
+                         where_present(used, present));
+    shown.present = present;
+    return shown;
   });
 }
 

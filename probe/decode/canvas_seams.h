@@ -73,6 +73,7 @@ class CanvasSeams : public ObservedSeams {
   std::vector<int64_t> rows_;
   int64_t shadow_rows_ = 0;
   std::optional<at::Tensor> needed_;
+  // Of the last pass whose layers were called. A graph calls none, and does their work again.
   std::vector<LayerWork> work_;       // by layer
   std::vector<BlockOutput> outputs_;  // by layer
 };

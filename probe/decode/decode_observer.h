@@ -152,8 +152,8 @@ constexpr int64_t kMostKeptWeightBytes = int64_t{64} << 20;
 class DecodeObserver {
  public:
   virtual ~DecodeObserver() = default;
-  /// Whether the observer needs the layers of this pass over blocks. If not, on_attention,
-  /// on_hidden and on_router need not be called, and the pass may be a graph (pass_graphs.h).
+  /// Whether the observer needs the layers of this pass. If not, on_attention, on_hidden and
+  /// on_router need not be called.
   virtual bool looks_inside(const PassContext& /*context*/) const { return true; }
   /// Whether on_attention of this layer will read the exact parts' weights.
   virtual bool wants_weights(const PassContext& /*context*/, int64_t /*layer*/) const {

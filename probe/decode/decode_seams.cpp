@@ -218,10 +218,8 @@ at::Tensor DecodeSeams::patched_hidden(int64_t layer, const at::Tensor& hidden) 
 }
 
 void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
-  if (!shown()) return;
-  watcher_.show([&](DecodeObserver& observer) {
-    observer.on_router(*context_, layer,
-                       {without_commits(choice.expert), without_commits(choice.weight)});
+  show_call([&] {
+    return ShownRouter{layer, {without_commits(choice.expert), without_commits(choice.weight)}};
   });
 }
 

@@ -134,16 +134,23 @@ class BlockLoop final : public SlotLoop<SequenceState> {
   }
 
   at::Tensor forward(const PassPlan& plan) {
-    if (is_repeatable(plan)) {
-      if (const auto same = policy_.repeats()) return graphs_.repeatable(plan, *same, seams_);
+    const std::vector<int64_t> shape{plan.entries(), plan.rows.count};
+    const at::Tensor ids = at::tensor(plan.ids, at::kLong).view(shape);
+    const at::Tensor positions = at::tensor(plan.positions, at::kLong).view(shape);
+    if (stores_nothing(plan)) {
+      if (auto same = policy_.repeats()) {
+        same->push_back(plan.rows.first);
+        for (const SequencePass& pass : plan.context.sequences) {
+          same->push_back(pass.context_length);
+        }
+        return graphs_.repeatable(ids, positions, *same, seams_);
+      }
     }
-    return graphs_.single(plan, seams_);
+    return model_.forward(ids, positions, seams_);
   }
 
-  /// Whether the pass stores nothing and shows nothing to an observer.
-  bool is_repeatable(const PassPlan& plan) const {
-    return plan.committing.empty() && plan.context.commits.empty() && !options_.autoregressive() &&
-           !(watched() && watcher_.observer()->looks_inside(plan.context));
+  bool stores_nothing(const PassPlan& plan) const {
+    return plan.committing.empty() && plan.context.commits.empty() && !options_.autoregressive();
   }
 
   at::Tensor of_slots(const at::Tensor& hidden, const std::vector<int64_t>& slots) const {

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <optional>
+#include <utility>
 
 #include "decode_record/base/nan.h"
 #include "probe/decode/block_rows.h"
@@ -21,11 +21,43 @@ bool ObservedSeams::looks_inside(const PassContext* context) const {
 }
 
 void ObservedSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
-  if (!shown_) return;
-  watcher_.show([&](DecodeObserver& observer) {
+  show_call([&]() -> std::optional<ShownCall> {
     const at::Tensor rows = shown_rows(hidden);
-    if (rows.defined()) observer.on_hidden(*context_, layer, rows);
+    if (!rows.defined()) return std::nullopt;
+    return ShownHidden{layer, rows};
   });
+}
+
+void ObservedSeams::take(ShownCall call, DecodeObserver& observer) {
+  if (kept_calls_ == nullptr) return show(call, *context_, observer);
+  close_gaps(call);
+  kept_calls_->push_back(std::move(call));
+}
+
+void ObservedSeams::show_kept(const std::vector<ShownCall>& calls) {
+  if (calls.empty()) return;
+  watcher_.show([&](DecodeObserver& observer) {
+    for (const ShownCall& call : copied(calls)) show(call, *context_, observer);
+  });
+}
+
+int64_t ObservedSeams::shown_positions() const {
+  int64_t count = 0;
+  for (const SequencePass& pass : context_->sequences) count += std::ssize(pass.masked);
+  return count;
+}
+
+std::vector<int64_t> ObservedSeams::questions(int64_t num_layers) const {
+  if (!shown_) return {};
+  std::vector<int64_t> asked;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    asked.push_back(watcher_.observer()->wants_weights(*context_, layer) ? 1 : 0);
+    for (const std::vector<int64_t>& ends : watcher_.observer()->key_ranges(*context_, layer)) {
+      asked.push_back(std::ssize(ends));
+      asked.insert(asked.end(), ends.begin(), ends.end());
+    }
+  }
+  return asked;
 }
 
 bool ObservedSeams::wants_weights(const AttentionInput& input, const ExternalKeys& external) const {
@@ -51,29 +83,17 @@ WeightSpread* ObservedSeams::wanted_spread(int64_t layer, const at::Tensor& rows
 void ObservedSeams::show_attention(const AttentionInput& input, const ExternalKeys& external,
                                    const AttentionParts& used, const at::Tensor& rows,
                                    int64_t block_length) {
-  if (!shown_) return;
-  watcher_.show([&](DecodeObserver& observer) {
+  show_call([&]() -> ShownCall {
     if (rows.defined() && rows.numel() < block_length) {
-      const AttentionParts parts = among_block(used, rows, block_length);
       const at::Tensor q = among_block(input.q, 2, rows, block_length, kNaN);
-      observer.on_attention({*context_,
-                             {input.layer, q, input.k, input.v, input.scale},
-                             external,
-                             parts,
-                             used.approximate() ? nullptr : &parts,
-                             &rows,
-                             nullptr,
-                             input.spread});
-      return;
+      ShownAttention shown({input.layer, q, input.k, input.v, input.scale, false, input.spread},
+                           external, among_block(used, rows, block_length));
+      shown.rows = rows;
+      return shown;
     }
-    std::optional<AttentionParts> shadow;
-    const AttentionParts* exact = used.approximate() ? nullptr : &used;
-    if (shadow_ && exact == nullptr) {
-      shadow = make_exact_policy()->attend(input, external);
-      exact = &*shadow;
-    }
-    observer.on_attention(
-        {*context_, input, external, used, exact, nullptr, nullptr, input.spread});
+    ShownAttention shown(input, external, used);
+    if (shadow_ && used.approximate()) shown.shadow = make_exact_policy()->attend(input, external);
+    return shown;
   });
 }
 

@@ -3,7 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
 
+#include "probe/decode/shown_pass.h"
 #include "probe/decode/watcher.h"
 #include "probe/model/forward_seams.h"
 #include "probe/policies/attention_policy.h"
@@ -18,6 +22,30 @@ class ObservedSeams : public ForwardSeams {
   /// Nanoseconds of the current pass spent in attention, without the observer.
   int64_t attention_ns() const { return attention_ns_; }
 
+  /// Whether the observer looks inside the layers of the current pass.
+  bool shown() const { return shown_; }
+  /// The positions of the current pass that the observer sees: those of all its blocks.
+  int64_t shown_positions() const;
+  /// What the observer asks of this pass inside the layers; empty if it is not shown. A graph
+  /// answers the same questions at every launch.
+  std::vector<int64_t> questions(int64_t num_layers) const;
+  /// While one lives, the layers of a pass keep in `calls` what they would show: their tensors have
+  /// no values yet.
+  class Keeping {
+   public:
+    Keeping(ObservedSeams& seams, std::vector<ShownCall>& calls) : seams_(seams) {
+      seams_.kept_calls_ = &calls;
+    }
+    ~Keeping() { seams_.kept_calls_ = nullptr; }
+    Keeping(const Keeping&) = delete;
+    Keeping& operator=(const Keeping&) = delete;
+
+   private:
+    ObservedSeams& seams_;
+  };
+  /// Makes kept calls for the current pass, with copies of their tensors.
+  void show_kept(const std::vector<ShownCall>& calls);
+
  protected:
   /// `shadow`: also compute the exact values.
   explicit ObservedSeams(Watcher& watcher, bool shadow = false)
@@ -28,8 +56,16 @@ class ObservedSeams : public ForwardSeams {
   void begin(const PassContext* context, bool shown);
   /// Whether the observer looks inside the layers of this pass. False if `context` is null.
   bool looks_inside(const PassContext* context) const;
-  bool shown() const { return shown_; }
   bool watched() const { return watcher_.observer() != nullptr; }
+
+  /// Shows the call that `make` prepares, if there is one and the observer looks inside this pass.
+  template <class Make>
+  void show_call(const Make& make) {
+    if (!shown_) return;
+    watcher_.show([&](DecodeObserver& observer) {
+      if (std::optional<ShownCall> call = make()) take(std::move(*call), observer);
+    });
+  }
 
   /// Whether the exact weights of `external` are worth keeping for the observer.
   bool wants_weights(const AttentionInput& input, const ExternalKeys& external) const;
@@ -51,7 +87,10 @@ class ObservedSeams : public ForwardSeams {
   int64_t attention_ns_ = 0;
 
  private:
+  void take(ShownCall call, DecodeObserver& observer);
+
   bool shown_ = false;
+  std::vector<ShownCall>* kept_calls_ = nullptr;
   WeightSpread spread_;
 };
 

@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/device_operators.h"
 #include "probe/model/device.h"
@@ -13,51 +14,64 @@
 namespace blockscope {
 namespace {
 
-at::Tensor rows_of(const std::vector<int64_t>& values, const PassPlan& plan) {
-  return at::tensor(values, at::kLong).view({plan.entries(), plan.rows.count});
+void append(const std::vector<int64_t>& part, std::vector<int64_t>& whole) {
+  whole.push_back(std::ssize(part));
+  whole.insert(whole.end(), part.begin(), part.end());
 }
 
 /// Two passes of equal kinds do the same work.
-std::vector<int64_t> kind_of(const PassPlan& plan, const std::vector<int64_t>& same) {
-  std::vector<int64_t> kind{plan.entries(), plan.rows.first, plan.rows.count};
-  for (const SequencePass& pass : plan.context.sequences) kind.push_back(pass.context_length);
-  kind.insert(kind.end(), plan.positions.begin(), plan.positions.end());
-  kind.insert(kind.end(), same.begin(), same.end());
+std::vector<int64_t> kind_of(const at::Tensor& positions, const std::vector<int64_t>& same,
+                             const std::vector<int64_t>& questions) {
+  std::vector<int64_t> kind{positions.size(0)};
+  const auto* first = positions.const_data_ptr<int64_t>();
+  append({first, first + positions.numel()}, kind);
+  append(same, kind);
+  append(questions, kind);
   return kind;
 }
 
 }  // namespace
 
 PassGraphs::PassGraphs(const BlockDiffusionModel& model, bool wanted)
-    : model_(model),
-      enabled_(wanted && has_graphs(model.device()) && !model.config().moe.has_value()) {}
+    : model_(model), enabled_(wanted && has_graphs(model.device()) && !model.waits_for_router()) {}
 
-at::Tensor PassGraphs::single(const PassPlan& plan, ForwardSeams& seams) {
-  return model_.forward(rows_of(plan.ids, plan), rows_of(plan.positions, plan), seams);
+/// At most: queries and outputs in the model's type, and two pairs of parts in float32.
+int64_t PassGraphs::shown_bytes(int64_t rows) const {
+  const ModelConfig& config = model_.config();
+  const int64_t element = at::elementSize(model_.dtype());
+  return config.num_layers * rows *
+         (config.num_heads * config.head_dim * (3 * element + 4 * 4) +
+          config.hidden_size * element);
 }
 
-at::Tensor PassGraphs::repeatable(const PassPlan& plan, const std::vector<int64_t>& same,
-                                  ForwardSeams& seams) {
-  if (!enabled_) return single(plan, seams);
-  std::vector<int64_t> kind = kind_of(plan, same);
+at::Tensor PassGraphs::repeatable(const at::Tensor& ids, const at::Tensor& positions,
+                                  const std::vector<int64_t>& same, ObservedSeams& seams) {
+  if (!enabled_ || (seams.shown() && shown_bytes(seams.shown_positions()) > kMostShownBytes)) {
+    return model_.forward(ids, positions, seams);
+  }
+  std::vector<int64_t> kind = kind_of(positions, same, seams.questions(model_.config().num_layers));
   if (kind != last_) {
     // The first pass of a kind is not captured: many blocks end after it, and libraries choose
     // their kernels and workspace at a first call.
-    at::Tensor hidden = single(plan, seams);
+    at::Tensor hidden = model_.forward(ids, positions, seams);
     graph_.reset();
+    shown_.clear();
     last_ = std::move(kind);
     return hidden;
   }
-  if (graph_ == nullptr) return capture(plan, seams);
-  copy_over(rows_of(plan.ids, plan), ids_);
+  if (graph_ == nullptr) return capture(ids, positions, seams);
+  copy_over(ids, ids_);
   graph_->launch();
+  seams.show_kept(shown_);
   return hidden_;
 }
 
-at::Tensor PassGraphs::capture(const PassPlan& plan, ForwardSeams& seams) {
-  ids_ = on_device(rows_of(plan.ids, plan), model_.device());
-  positions_ = on_device(rows_of(plan.positions, plan), model_.device());
+at::Tensor PassGraphs::capture(const at::Tensor& ids, const at::Tensor& positions,
+                               ObservedSeams& seams) {
+  ids_ = on_device(ids, model_.device());
+  positions_ = on_device(positions, model_.device());
   try {
+    const ObservedSeams::Keeping keeping(seams, shown_);
     graph_ =
         capture_graph(model_.device(), [&] { hidden_ = model_.forward(ids_, positions_, seams); });
   } catch (const c10::Error& error) {
@@ -66,9 +80,11 @@ at::Tensor PassGraphs::capture(const PassPlan& plan, ForwardSeams& seams) {
     fmt::print(stderr, "decoding continues without CUDA graphs: {}\n",
                reason.substr(0, reason.find('\n')));
     enabled_ = false;
-    return single(plan, seams);
+    shown_.clear();
+    return model_.forward(ids, positions, seams);
   }
   graph_->launch();
+  seams.show_kept(shown_);
   return hidden_;
 }
 

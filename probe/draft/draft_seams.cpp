@@ -66,24 +66,24 @@ at::Tensor TargetSeams::attention(const AttentionInput& input) {
                                         /*block_length=*/1, input.scale, committed));
   }
   at::Tensor out = outputs.size() == 1 ? outputs.front() : at::cat(outputs);
-  if (shown()) show_causal(input, out);
+  show_causal(input, out);
   return out;
 }
 
 /// Only the observer needs the parts.
 void TargetSeams::show_causal(const AttentionInput& input, const at::Tensor& out) {
-  watcher_.show([&](DecodeObserver& observer) {
+  show_call([&] {
     const ExternalKeys external = external_of(cache_, input.layer);
-    const AttentionInput shown{input.layer, input.q,     input.k,
-                               input.v,     input.scale, wants_weights(input, external)};
-    AttentionParts parts = causal_parts(shown, external);
+    AttentionInput seen{input.layer, input.q, input.k, input.v, input.scale};
+    seen.keep_weights = wants_weights(input, external);
+    AttentionParts parts = causal_parts(seen, external);
     parts.out = out;
-    WeightSpread* const spread = wanted_spread(input.layer);
-    if (spread != nullptr) {
+    seen.spread = wanted_spread(input.layer);
+    if (seen.spread != nullptr) {
       fallback::fill_spread(input.q, external.key, external.length, input.k, input.scale,
-                            {.causal = true}, *spread);
+                            {.causal = true}, *seen.spread);
     }
-    observer.on_attention({*context_, shown, external, parts, &parts, nullptr, nullptr, spread});
+    return ShownAttention(seen, external, std::move(parts));
   });
 }
 
@@ -127,7 +127,6 @@ at::Tensor DraftSeams::attention(const AttentionInput& pass_input) {
   const at::Tensor key = shown_keys(input.k);
   const at::Tensor value = shown_keys(input.v);
   AttentionInput seen{input.layer, input.q, key, value, input.scale};
-  seen.keep_weights = input.keep_weights;
   seen.spread = input.spread;
   show_attention(seen, limited ? common_keys(external, limits, rows) : external, used, row_index_,
                  round_);

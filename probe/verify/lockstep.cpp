@@ -136,6 +136,7 @@ bool replay_in_lockstep(const BlockDiffusionModel& exact_model, const BlockDiffu
   const auto decode = [&](AttentionPolicy& used, DecodeObserver& observer, bool shadow) {
     DecodeOptions own = options;
     own.shadow = shadow;
+    own.graphs = false;  // both runs would have one
     DecodeCallbacks callbacks;
     callbacks.observer = &observer;
     int64_t next_pass = 0;

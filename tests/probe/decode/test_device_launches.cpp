@@ -17,10 +17,7 @@ namespace {
 using namespace testing;
 
 BlockDiffusionModel on_cuda(const ModelConfig& config, at::ScalarType dtype) {
-  WeightMap weights = empty_weights(config, dtype, at::kCUDA);
-  const BlockDiffusionModel host = tiny_model(1, config);
-  for (const auto& [name, weight] : host.weights()) weights.at(name).copy_(weight);
-  return BlockDiffusionModel(config, std::move(weights)).packed();
+  return packed_on(at::kCUDA, tiny_model(1, config), dtype);
 }
 
 /// Of a pass: operators of torch, but views, and calls of our kernels.
@@ -30,10 +27,12 @@ struct Work {
   int64_t graphs = 0;
 };
 
-/// Of the passes of an unrecorded run, the last of them empty.
-std::vector<Work> work_of_passes(const BlockDiffusionModel& model, const DecodeOptions& options) {
+/// Of the passes of a run, the last of them empty.
+std::vector<Work> work_of_passes(const BlockDiffusionModel& model, const DecodeOptions& options,
+                                 DecodeObserver* observer = nullptr) {
   std::vector<Work> passes;
   DecodeCallbacks callbacks;
+  callbacks.observer = observer;
   callbacks.interrupted = [&] {
     const emulated_cuda::Counters done = emulated_cuda::counters();
     passes.push_back({done.operators - done.views, done.launches, done.graphs});
@@ -109,20 +108,41 @@ TEST(DeviceLaunches, GrowByNineALayer) {
   }
 }
 
+/// Sees the layers, and the weights of all keys.
+struct Onlooker : DecodeObserver {
+  bool wants_every_prediction() const override { return false; }
+  std::vector<std::vector<int64_t>> key_ranges(const PassContext& context,
+                                               int64_t /*layer*/) const override {
+    return {{context.sequences.front().context_length}};
+  }
+  void on_attention(const AttentionView& view) override {
+    EXPECT_NE(view.spread, nullptr);
+    ++layers;
+  }
+  int64_t layers = 0;
+};
+
 TEST(DeviceLaunches, OfAGraphDoNotGrowWithTheLayers) {
   for (const int64_t layers : {2, 5}) {
     SCOPED_TRACE(layers);
     ModelConfig config = tiny_config();
     config.num_layers = layers;
-    int64_t steps = 0;
-    for (const Work& pass : work_of_passes(on_cuda(config, at::kBFloat16), tiny_options())) {
-      if (pass.graphs == 0 || pass.kernels > 0) continue;  // the others capture, or have none
-      EXPECT_EQ(pass.graphs, 1);
-      // The LM head over masked rows, their best tokens and probabilities.
-      EXPECT_EQ(pass.operators, 18);
-      ++steps;
+    const BlockDiffusionModel model = on_cuda(config, at::kBFloat16);
+    Onlooker onlooker;
+    for (DecodeObserver* observer :
+         {static_cast<DecodeObserver*>(nullptr), static_cast<DecodeObserver*>(&onlooker)}) {
+      int64_t steps = 0;
+      for (const Work& pass : work_of_passes(model, tiny_options(), observer)) {
+        if (pass.graphs == 0 || pass.kernels > 0) continue;  // the others capture, or have none
+        EXPECT_EQ(pass.graphs, 1);
+        // The LM head over masked rows, their best tokens and probabilities; what the layers show
+        // is copied in one operator for each of two types.
+        EXPECT_EQ(pass.operators, observer == nullptr ? 18 : 20);
+        ++steps;
+      }
+      EXPECT_EQ(steps, 6);  // the last two of each of three blocks
     }
-    EXPECT_EQ(steps, 6);  // the last two of each of three blocks
+    EXPECT_EQ(onlooker.layers, layers * 3 * (4 + 1));  // four steps and a commit a block
   }
 }
 
