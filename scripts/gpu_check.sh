@@ -120,7 +120,7 @@ if [ $dry = no ]; then
   if [ $built = yes ]; then
     NVCC=${CUDACXX:-$(command -v nvcc || echo nvcc)}
   else
-    STEPS=19
+    STEPS=20
     set_up cuda build cuda driver
   fi
   PYTHON=${GPU_PYTHON:-$(cuda_folder)/bin/python}
@@ -167,6 +167,8 @@ check shapes "Snapshot and tile shapes" "$OUT/bench_split_shapes"
 check sparse "Operators that read less, compared with exact attention" "$PYTHON" scripts/bench/gpu_operators.py "$KERNELS"
 check decode "What recording adds to a step" "$PYTHON" scripts/bench/gpu_decode.py "$BLOCKSCOPE" --shape $shape \
   --contexts "${contexts[@]}"
+check decode-experts "The same for a mixture of experts" "$PYTHON" scripts/bench/gpu_decode.py "$BLOCKSCOPE" --shape moe \
+  --contexts 2048
 check blocks "Time per output block" env BLOCKSCOPE_BINARY="$BLOCKSCOPE" "$PYTHON" scripts/bench/block_time.py \
   build/bench/models/gpu-$shape-random --device cuda --contexts $block_context --batches $batches
 
