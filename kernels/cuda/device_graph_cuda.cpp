@@ -28,7 +28,10 @@ c10::cuda::CUDAStream capture_stream(c10::DeviceIndex device) {
   const auto found = streams.find(device);
   if (found != streams.end()) return found->second;
   allocator::createOrIncrefPool(device, kPool);
-  return streams.emplace(device, c10::cuda::getStreamFromPool(false, device)).first->second;
+  // Not of torch's pool: its streams are given out again, and others queue work on them.
+  cudaStream_t own = nullptr;
+  C10_CUDA_CHECK(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
+  return streams.emplace(device, c10::cuda::getStreamFromExternal(own, device)).first->second;
 }
 
 // Between begin() and end(), memory allocated on a stream comes from the graphs' pool.

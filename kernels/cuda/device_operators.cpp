@@ -66,7 +66,7 @@ struct KeptCopy {
 };
 using KeptKey = std::pair<std::vector<int64_t>, std::string>;  // device, type and sizes; values
 constexpr size_t kMostKeptCopies = 1024;
-constexpr size_t kMostKeptBytes = size_t{64} << 10;
+constexpr size_t kMostKeptBytes = size_t{256} << 10;
 
 }  // namespace
 
@@ -107,21 +107,23 @@ at::Tensor copied_to(const at::Tensor& host, at::Device device) {
 
 at::Tensor kept_copy(const at::Tensor& host, at::Device device) {
   if (host.device() == device || host.nbytes() > kMostKeptBytes) return copied_to(host, device);
-  thread_local std::map<KeptKey, KeptCopy> kept;
+  // When the newer copies are too many, they become the older ones, and only what is used stays.
+  thread_local std::map<KeptKey, KeptCopy> newer, older;
   const at::Tensor values = host.contiguous();
   KeptKey key;
   key.first = {device.index(), static_cast<int64_t>(values.scalar_type())};
   key.first.insert(key.first.end(), values.sizes().begin(), values.sizes().end());
   key.second.assign(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  const auto found = kept.find(key);
-  if (found != kept.end() && (captures_graph() || found->second.stream == stream)) {
+  if (auto used = older.extract(key)) newer.insert(std::move(used));
+  const auto found = newer.find(key);
+  if (found != newer.end() && (captures_graph() || found->second.stream == stream)) {
     if (captures_graph()) captured_copies->push_back(found->second.there);
     return found->second.there;
   }
   at::Tensor copy = copied_to(values, device);
-  if (kept.size() >= kMostKeptCopies) kept.clear();
-  kept.insert_or_assign(std::move(key), KeptCopy{copy, stream});
+  if (newer.size() >= kMostKeptCopies) older = std::exchange(newer, {});
+  newer.insert_or_assign(std::move(key), KeptCopy{copy, stream});
   return copy;
 }
 

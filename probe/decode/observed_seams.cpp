@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
 #include <utility>
 
 #include "decode_record/base/nan.h"
@@ -91,8 +92,10 @@ void ObservedSeams::show_attention(const AttentionInput& input, const ExternalKe
       shown.rows = rows;
       return shown;
     }
+    std::optional<AttentionParts> exact;  // fills the spread anew
+    if (shadow_ && used.approximate()) exact = make_exact_policy()->attend(input, external);
     ShownAttention shown(input, external, used);
-    if (shadow_ && used.approximate()) shown.shadow = make_exact_policy()->attend(input, external);
+    shown.shadow = std::move(exact);
     return shown;
   });
 }

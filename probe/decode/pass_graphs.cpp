@@ -35,13 +35,20 @@ std::vector<int64_t> kind_of(const at::Tensor& positions, const std::vector<int6
 PassGraphs::PassGraphs(const BlockDiffusionModel& model, bool wanted)
     : model_(model), enabled_(wanted && has_graphs(model.device()) && !model.waits_for_router()) {}
 
-/// At most: queries and outputs in the model's type, and two pairs of parts in float32.
+/// Queries, outputs and hidden states in the model's type; two pairs of parts and a residual in
+/// float32.
 int64_t PassGraphs::shown_bytes(int64_t rows) const {
   const ModelConfig& config = model_.config();
   const int64_t element = at::elementSize(model_.dtype());
   return config.num_layers * rows *
-         (config.num_heads * config.head_dim * (3 * element + 4 * 4) +
+         (config.num_heads * config.head_dim * (3 * element + 5 * 4) +
           config.hidden_size * element);
+}
+
+void PassGraphs::forget() {
+  graph_.reset();
+  shown_.clear();
+  last_.clear();
 }
 
 at::Tensor PassGraphs::repeatable(const at::Tensor& ids, const at::Tensor& positions,

@@ -17,7 +17,8 @@
 
 namespace blockscope {
 
-/// A graph keeps what all layers show until its next launch. Passes that show more are not graphs.
+/// A graph keeps what all layers show until its next launch, and each launch is copied. Passes that
+/// show about this much are not graphs.
 constexpr int64_t kMostShownBytes = int64_t{1} << 30;
 
 class PassGraphs {
@@ -31,6 +32,9 @@ class PassGraphs {
   /// over the same tensors.
   at::Tensor repeatable(const at::Tensor& ids, const at::Tensor& positions,
                         const std::vector<int64_t>& same, ObservedSeams& seams);
+
+  /// The next passes of the last kind begin anew, without the graph.
+  void forget();
 
  private:
   at::Tensor capture(const at::Tensor& ids, const at::Tensor& positions, ObservedSeams& seams);

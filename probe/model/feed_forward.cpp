@@ -28,7 +28,7 @@ float group_score(std::span<const float> scores) {
     second = std::max(second, std::min(best, score));
     best = std::max(best, score);
   }
-  return best + second;
+  return scores.size() > 1 ? best + second : best;
 }
 
 /// Moves the `count` entries with the largest score to the front of `order`, by falling score.

@@ -29,8 +29,9 @@ at::ScalarType scalar_type(TensorDtype dtype) {
 
 /// Tensors with equal keys and rows of equal length lie next to each other, so that one product can
 /// take them all: those of the same rows (queries, keys and values; gate and up), and those of all
-/// experts of a layer.
-std::string key_of(const WeightNames& names, std::string name) {
+/// experts of a layer on a device. (On a CPU each expert is packed for itself, and frees its
+/// memory.)
+std::string key_of(const WeightNames& names, std::string name, at::Device device) {
   for (const auto& [second, first] : {std::pair{names.k, names.q}, std::pair{names.v, names.q},
                                       std::pair{names.up, names.gate}}) {
     const size_t found = second.empty() ? std::string::npos : name.rfind(second);
@@ -38,7 +39,7 @@ std::string key_of(const WeightNames& names, std::string name) {
   }
   static const std::string experts = ".experts.";
   const size_t expert = name.find(experts);
-  if (expert == std::string::npos) return name;
+  if (expert == std::string::npos || device.is_cpu()) return name;
   const size_t number = expert + experts.size();
   return name.erase(number, name.find_first_not_of("0123456789", number) - number);
 }
@@ -52,7 +53,8 @@ WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Dev
   const std::vector<ExpectedTensor> expected = expected_tensors(config);
   for (const ExpectedTensor& tensor : expected) {
     const auto& shape = tensor.shape;
-    groups[{key_of(names, tensor.name), {shape.begin() + 1, shape.end()}}].push_back(&tensor);
+    groups[{key_of(names, tensor.name, device), {shape.begin() + 1, shape.end()}}].push_back(
+        &tensor);
   }
   WeightMap weights;
   for (const auto& [key, tensors] : groups) {

@@ -37,12 +37,19 @@ struct Keeper : DecodeObserver {
                  const at::Tensor& hidden) override {
     shown.push_back(hidden);
   }
+  void on_staleness(const PassContext& /*context*/, const Staleness& of_layers) override {
+    shown.insert(shown.end(), {of_layers.key, of_layers.value, of_layers.attention});
+  }
   void on_attention(const AttentionView& view) override {
     shown.push_back(view.input.q);
     keep(view.used);
     if (view.exact != nullptr && view.exact != &view.used) keep(*view.exact);
     if (view.spread == nullptr) return;
     ++spreads;
+    // Heads that reuse would have none, but the exact weights are known.
+    if (view.exact != nullptr) {
+      EXPECT_FALSE(view.spread->range.cpu().isnan().any().item<bool>());
+    }
     shown.insert(shown.end(), {view.spread->entropy, view.spread->largest, view.spread->range,
                                view.spread->key, view.spread->offset});
   }
@@ -118,6 +125,10 @@ TEST(ShownGraphs, DecodeCanvases) {
     EXPECT_GT(graphs_that_show(config, make_exact_policy, options, short_request()), 8);
   }
   EXPECT_GT(graphs_that_show(config, flash, options, short_request()), 5);
+  options.shadow = true;  // between two refreshes lie steps that launch one graph
+  const auto refreshing = [] { return make_flashblock_policy(flashblock(4, false)); };
+  EXPECT_GT(graphs_that_show(config, refreshing, options, short_request()), 2);
+  options.shadow = false;
   for (const std::string cache : {"dllm-cache", "d2cache"}) {
     options.cache.cache = cache;
     EXPECT_EQ(graphs_of_equal_run(config, make_exact_policy, options, short_request()), 0);
