@@ -33,6 +33,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -73,6 +74,8 @@ struct WeightSpread {
   at::Tensor range;    // [S, H, R] weight of each range
   at::Tensor key;      // [S, H, T_in] of each internal key
   at::Tensor offset;   // [S, H, 2 * T_in - 1] of internal keys by (place of key - place of query)
+
+  std::array<at::Tensor*, 5> answer() { return {&entropy, &largest, &range, &key, &offset}; }
 };
 
 // Attention split at the block boundary (FlashBlock, arXiv 2602.05305, eqs. 3-7), in one pass over

@@ -224,10 +224,7 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
   const bool any = sizes.heads * sizes.queries > 0;
   if (!any && count_keys) result.keys_read.zero_();
   if (!any && spread != nullptr) {
-    for (at::Tensor* values :
-         {&spread->entropy, &spread->largest, &spread->range, &spread->key, &spread->offset}) {
-      values->zero_();
-    }
+    for (at::Tensor* values : spread->answer()) values->zero_();
   }
   const bool whole_prefix = !source.reuse.defined() && !source.positions.defined();
   const bool library = queue.prefix != nullptr && whole_prefix && any &&

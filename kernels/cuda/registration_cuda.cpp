@@ -21,7 +21,7 @@ void launch_on_current_stream(const std::function<void(void* stream)>& launch) {
   launch(static_cast<void*>(c10::cuda::getCurrentCUDAStream().stream()));
 }
 
-// Multiplies three rows by two weights. False for a torch whose kernel refuses this GPU.
+// Multiplies three rows by two weights. False for a torch whose kernel refuses these GPUs.
 bool grouped_product_works() {
   try {
     const auto options = at::dtype(at::kBFloat16).device(at::kCUDA, c10::cuda::current_device());
@@ -41,7 +41,9 @@ bool grouped_product_works() {
 bool groups(at::ScalarType type) {
   int major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c10::cuda::current_device());
-  return type == at::kBFloat16 && (major == 9 || major == 10) && grouped_product_works();
+  if (type != at::kBFloat16 || (major != 9 && major != 10)) return false;
+  static const bool works = grouped_product_works();  // asked once a layer
+  return works;
 }
 
 [[maybe_unused]] const bool registered = [] {

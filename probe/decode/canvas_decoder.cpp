@@ -143,7 +143,6 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
     const auto of_cache = cache_->repeats();
     const auto of_policy = policy_.repeats();
     if (shadow_rows > 0 || !of_cache || !of_policy) {
-      if (options_.shadow) graphs_.forget();  // its block outputs are not the last ones any more
       return model_.forward(ids, positions, seams_);
     }
     std::vector<int64_t> same{canvas_.block_start, std::ssize(*of_cache)};

@@ -58,11 +58,8 @@ at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& wei
   const RowAttention attend = [&](const at::Tensor& q, const CanvasRows& attending) {
     return attend_rows(layer, weights.scale(), q, attending);
   };
-  if (layer == 0) {
-    work_.clear();
-    outputs_.clear();
-  }
-  outputs_.emplace_back();
+  if (layer == 0) trail_ = std::make_shared<Trail>();
+  trail_->outputs.emplace_back();
   const int64_t rows = std::ssize(rows_);
   at::Tensor out;
   if (shadow_rows_ == 0) {
@@ -78,15 +75,15 @@ at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& wei
                          rotary.rows(at::arange(rows, rows + shadow_rows_, at::kLong)), keys_);
     out = at::cat({canvas, shadow}, 1);
   }
-  work_.push_back(std::move(work));
+  trail_->work.push_back(std::move(work));
   return out;
 }
 
 double CanvasSeams::computed_rows() const {
   int64_t queries = 0;
-  for (const LayerWork& work : work_) queries += work.num_queries();
-  if (work_.empty()) return 0.0;
-  return static_cast<double>(queries) / static_cast<double>(work_.size()) +
+  for (const LayerWork& work : trail_->work) queries += work.num_queries();
+  if (trail_->work.empty()) return 0.0;
+  return static_cast<double>(queries) / static_cast<double>(trail_->work.size()) +
          static_cast<double>(shadow_rows_);
 }
 
@@ -173,7 +170,7 @@ at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tens
   const ExternalKeys external{external_key, keys_.external_value(layer),
                               at::full({1}, external_key.size(2), at::kLong)};
   const AttentionParts used = policy_.attend(input, external);
-  if (shadow_) outputs_.back() = {positions, used.out, present};
+  if (shadow_) trail_->outputs.back() = {positions, used.out, present};
   const int64_t length = keys_.shape().block_length;
   if (present.defined()) {
     show_present(input, external, used, present);
@@ -235,7 +232,7 @@ void CanvasSeams::show_keys(DecodeObserver& observer) const {
   const int64_t end = begin + keys_.shape().block_length;
   int64_t first = begin;
   int64_t last = end;
-  for (const LayerWork& work : work_) {
+  for (const LayerWork& work : trail_->work) {
     for (const std::vector<int64_t>* written : {&work.keys, &work.values}) {
       if (written->empty()) continue;
       first = std::min(first, written->front());
@@ -243,7 +240,7 @@ void CanvasSeams::show_keys(DecodeObserver& observer) const {
     }
   }
   if (first == begin && last == end) return;
-  for (int64_t layer = 0; layer < std::ssize(work_); ++layer) {
+  for (int64_t layer = 0; layer < std::ssize(trail_->work); ++layer) {
     observer.on_committed_keys({context_->sequences.front().sequence, layer, first,
                                 keys_.ordered_key(layer).narrow(1, first, last - first),
                                 keys_.ordered_value(layer).narrow(1, first, last - first)});

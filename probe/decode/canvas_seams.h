@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -39,7 +40,7 @@ class CanvasSeams : public ObservedSeams {
   /// layers so far, plus the shadow rows.
   double computed_rows() const;
   /// What the current pass computed, by model layer.
-  const std::vector<LayerWork>& work() const { return work_; }
+  const std::vector<LayerWork>& work() const { return trail_->work; }
   /// With `shadow`: the attention output of the block's rows that a layer computed.
   struct BlockOutput {
     std::vector<int64_t> positions;  // absolute
@@ -47,10 +48,19 @@ class CanvasSeams : public ObservedSeams {
     at::Tensor present;  // [R] bool: the computed ones, if a device chose; undefined: all
   };
   const BlockOutput& block_output(int64_t layer) const {
-    return outputs_[static_cast<size_t>(layer)];
+    return trail_->outputs[static_cast<size_t>(layer)];
   }
 
+  void captured() override { captured_ = trail_; }
+  void launched() override { trail_ = captured_; }
+
  private:
+  /// What the layers of a pass left on the host, by layer.
+  struct Trail {
+    std::vector<LayerWork> work;
+    std::vector<BlockOutput> outputs;
+  };
+
   at::Tensor shown_rows(const at::Tensor& hidden) const override;
   at::Tensor attend_rows(int64_t layer, double scale, const at::Tensor& q, const CanvasRows& rows);
   at::Tensor attend_known(int64_t layer, double scale, const at::Tensor& q,
@@ -73,9 +83,8 @@ class CanvasSeams : public ObservedSeams {
   std::vector<int64_t> rows_;
   int64_t shadow_rows_ = 0;
   std::optional<at::Tensor> needed_;
-  // Of the last pass whose layers were called. A graph calls none, and does their work again.
-  std::vector<LayerWork> work_;       // by layer
-  std::vector<BlockOutput> outputs_;  // by layer
+  std::shared_ptr<Trail> trail_;  // of the current pass
+  std::shared_ptr<Trail> captured_;
 };
 
 }  // namespace blockscope

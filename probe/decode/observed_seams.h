@@ -43,6 +43,10 @@ class ObservedSeams : public ForwardSeams {
    private:
     ObservedSeams& seams_;
   };
+  /// Called after a pass was captured, and after each later launch of it, which calls no layer:
+  /// what the layers left on the host is then that of the captured pass.
+  virtual void captured() {}
+  virtual void launched() {}
   /// Makes kept calls for the current pass, with copies of their tensors.
   void show_kept(const std::vector<ShownCall>& calls);
 

@@ -39,16 +39,10 @@ PassGraphs::PassGraphs(const BlockDiffusionModel& model, bool wanted)
 /// float32.
 int64_t PassGraphs::shown_bytes(int64_t rows) const {
   const ModelConfig& config = model_.config();
-  const int64_t element = at::elementSize(model_.dtype());
+  const auto element = static_cast<int64_t>(at::elementSize(model_.dtype()));
   return config.num_layers * rows *
          (config.num_heads * config.head_dim * (3 * element + 5 * 4) +
           config.hidden_size * element);
-}
-
-void PassGraphs::forget() {
-  graph_.reset();
-  shown_.clear();
-  last_.clear();
 }
 
 at::Tensor PassGraphs::repeatable(const at::Tensor& ids, const at::Tensor& positions,
@@ -69,6 +63,7 @@ at::Tensor PassGraphs::repeatable(const at::Tensor& ids, const at::Tensor& posit
   if (graph_ == nullptr) return capture(ids, positions, seams);
   copy_over(ids, ids_);
   graph_->launch();
+  seams.launched();
   seams.show_kept(shown_);
   return hidden_;
 }
@@ -90,6 +85,7 @@ at::Tensor PassGraphs::capture(const at::Tensor& ids, const at::Tensor& position
     shown_.clear();
     return model_.forward(ids, positions, seams);
   }
+  seams.captured();
   graph_->launch();
   seams.show_kept(shown_);
   return hidden_;

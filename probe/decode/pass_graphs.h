@@ -33,9 +33,6 @@ class PassGraphs {
   at::Tensor repeatable(const at::Tensor& ids, const at::Tensor& positions,
                         const std::vector<int64_t>& same, ObservedSeams& seams);
 
-  /// The next passes of the last kind begin anew, without the graph.
-  void forget();
-
  private:
   at::Tensor capture(const at::Tensor& ids, const at::Tensor& positions, ObservedSeams& seams);
   int64_t shown_bytes(int64_t rows) const;

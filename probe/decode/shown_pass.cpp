@@ -8,14 +8,6 @@
 namespace blockscope {
 namespace {
 
-void add_tensors(AttentionParts& parts, std::vector<at::Tensor*>& all) {
-  all.insert(all.end(),
-             {&parts.out, &parts.external, &parts.lse_external, &parts.internal,
-              &parts.lse_internal, &parts.reused, &parts.refreshed, &parts.keys_read,
-              &parts.selected, &parts.residual, &parts.lse_residual, &parts.weights.weight,
-              &parts.weights.max, &parts.intervened, &parts.rows_scored});
-}
-
 /// The tensors that the call shows, without keys and values.
 std::vector<at::Tensor*> tensors_of(ShownCall& call) {
   std::vector<at::Tensor*> all;
@@ -25,13 +17,12 @@ std::vector<at::Tensor*> tensors_of(ShownCall& call) {
   }
   if (auto* attention = std::get_if<ShownAttention>(&call)) {
     all = {&attention->q, &attention->rows, &attention->present};
-    add_tensors(attention->used, all);
-    if (attention->shadow) add_tensors(*attention->shadow, all);
-    if (attention->spread) {
-      WeightSpread& spread = *attention->spread;
-      all.insert(all.end(),
-                 {&spread.entropy, &spread.largest, &spread.range, &spread.key, &spread.offset});
-    }
+    const auto add = [&](const auto& tensors) {
+      all.insert(all.end(), tensors.begin(), tensors.end());
+    };
+    add(attention->used.tensors());
+    if (attention->shadow) add(attention->shadow->tensors());
+    if (attention->spread) add(attention->spread->answer());
   }
   std::erase_if(all,
                 [](const at::Tensor* tensor) { return !tensor->defined() || tensor->is_cpu(); });

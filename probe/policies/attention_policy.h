@@ -53,6 +53,13 @@ struct AttentionParts {
                             // read to choose its set and to make the residual (keys, values, a
                             // page's least and largest key); undefined: none
 
+  /// Every tensor, some of them undefined.
+  std::vector<at::Tensor*> tensors() {
+    return {&out,          &external,       &lse_external, &internal,   &lse_internal,
+            &reused,       &refreshed,      &keys_read,    &selected,   &residual,
+            &lse_residual, &weights.weight, &weights.max,  &intervened, &rows_scored};
+  }
+
   /// Whether `out` holds anything else than this step's attention over the whole prefix.
   bool approximate() const {
     return reused.defined() || selected.defined() || intervened.defined();

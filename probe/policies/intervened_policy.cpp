@@ -129,8 +129,7 @@ class IntervenedPolicy final : public AttentionPolicy {
     parts.intervened = parts.intervened.defined() ? parts.intervened.logical_or(changed) : changed;
     if (input.spread == nullptr || !input.spread->entropy.defined()) return;
     WeightSpread& spread = *input.spread;  // of the weights before the intervention
-    for (at::Tensor* values :
-         {&spread.entropy, &spread.largest, &spread.range, &spread.key, &spread.offset}) {
+    for (at::Tensor* values : spread.answer()) {
       values->masked_fill_(on_device(changed, values->device()).unsqueeze(-1),
                            std::numeric_limits<double>::quiet_NaN());
     }

@@ -51,13 +51,12 @@ struct AttentionReads {
                                  &key_norm,
                                  &value_norm,
                                  &map};
-    all.insert(all.end(),
-               {&spread.entropy, &spread.largest, &spread.range, &spread.key, &spread.offset});
-    for (AttentionParts* parts : {&used, &shadow}) {
-      all.insert(all.end(), {&parts->out, &parts->external, &parts->lse_external, &parts->internal,
-                             &parts->lse_internal, &parts->reused, &parts->selected,
-                             &parts->residual, &parts->lse_residual});
-    }
+    const auto add = [&](const auto& tensors) {
+      all.insert(all.end(), tensors.begin(), tensors.end());
+    };
+    add(spread.answer());
+    add(used.tensors());
+    add(shadow.tensors());
     return all;
   }
 

@@ -63,7 +63,7 @@ class Device(DeviceCase):
             arguments = ["--input-ids", "7,30,2,91,14,8,200,41,5", "--gen-length", 8, "--no-stop", "--dtype", "float32",
                          "--record", "full", "--array-type", "f32", *more]
             # A canvas feeds its predictions back: another number of threads alone moves values by 6e-5 of the largest.
-            tolerance = 3e-4 if name == "canvas" else 1e-4
+            tolerance = 2e-4 if name == "canvas" else 1e-4
             with self.subTest(name):
                 here, there = self.capture(model, *arguments), self.capture(model, *arguments, device=KERNELS)
                 self.compare_traces(here, there, tolerance)
