@@ -61,13 +61,14 @@ def test_masks_are_the_official_ones(tmp_path, batch, level, rows):
     path = tmp_path / "run.h5"
     calls = record(path, batch, level=level, rows=rows)
     mixed = 0
-    for gamma, bound in ((0.85, 0.05), (0.99995, 0.5), (0.9999, 1.0), (0.999, 0.3)):
+    for gamma, bound in ((0.85, 0.05), (0.99994, 0.5), (0.9999, 1.0), (0.999, 0.3)):
         command("calibrate", path, "--reference", "kept", "--provisional", "--by-step", "--lse-bound", bound, "--gamma",
                 gamma, "-o", tmp_path / "reuse.json", "--force")
         found = json.loads((tmp_path / "reuse.json").read_text())
         cos, drift = official(calls, batch, gamma, bound)
         assert np.allclose(found["similarity"], cos, atol=1e-6) and np.allclose(found["lse_drift"], drift, atol=1e-5)
         masks = (cos > gamma) & (drift <= bound)
+        assert (abs(cos - gamma) > 1e-6).all() and (abs(drift - bound) > 1e-5).all()  # else rounding would decide
         assert np.array_equal(found["reuse"], masks)
         assert found["step_ranges"] == [[1, 2], [3, 3], [4, 4], [5, None]]
         mixed += 0 < masks.sum() < masks.size
