@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct DeviceSource {
   at::Tensor counts;     // [S, K] int32
   at::Tensor residual;
   at::Tensor lse_residual;
+  // The KV heads that read the whole prefix, if a library may do that.
+  std::optional<std::vector<HeadRun>> runs;
 };
 
 void check_limits(const char* op, const AttentionSizes& sizes, int64_t internal_keys) {
@@ -188,19 +191,22 @@ void launch_spread(const DeviceQueue& queue, const SplitCall& attention,
   queue.launch(queue.kernels.spread, call);
 }
 
-// Fills the results of a call with the external pair from the library.
-void join_library(const DeviceQueue& queue, const Arguments& arguments,
-                  const SplitCall& attention) {
+// Fills the results of a call. The library computes the external pairs of the runs.
+void join_library(const DeviceQueue& queue, const Arguments& arguments, const SplitCall& attention,
+                  const std::vector<HeadRun>& runs) {
   const AttentionSizes& sizes = arguments.sizes;
   const int64_t length = arguments.lengths.front();
   const at::Tensor folded = aligned_for_library(arguments.q.reshape(
       {sizes.sequences, sizes.kv_heads, sizes.group * sizes.queries, sizes.dim}));
-  const PrefixPair pair = queue.prefix(folded, arguments.k_ext.narrow(2, 0, length),
-                                       arguments.v_ext.narrow(2, 0, length), arguments.scale);
+  const PrefixPair pair =
+      prefix_of_runs(queue.prefix, folded, arguments.k_ext.narrow(2, 0, length),
+                     arguments.v_ext.narrow(2, 0, length), arguments.scale, runs);
   JoinCall call;
   call.attention = attention;
-  call.external = device_rows(pair.output);
-  call.lse_external = device_rows(pair.lse);
+  if (!runs.empty()) {
+    call.external = device_rows(pair.output);
+    call.lse_external = device_rows(pair.lse);
+  }
   queue.launch(queue.kernels.join, call);
 }
 
@@ -226,10 +232,9 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
   if (!any && spread != nullptr) {
     for (at::Tensor* values : spread->answer()) values->zero_();
   }
-  const bool whole_prefix = !source.reuse.defined() && !source.positions.defined();
-  const bool library = queue.prefix != nullptr && whole_prefix && any &&
+  const bool library = queue.prefix != nullptr && source.runs && any &&
                        sizes.sequences <= kMaxSequencesPerCall &&
-                       library_reads(sizes, arguments.lengths, arguments.k_in.size(2),
+                       library_reads(sizes, arguments.lengths, arguments.k_in.size(2), *source.runs,
                                      arguments.k_ext, arguments.v_ext);
   for (int64_t first = 0; any && first < sizes.sequences; first += kMaxSequencesPerCall) {
     const int64_t count = std::min<int64_t>(kMaxSequencesPerCall, sizes.sequences - first);
@@ -237,7 +242,7 @@ SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
     // Released while the kernels wait in the queue: torch reuses it only after them.
     at::Tensor states;
     if (library) {
-      join_library(queue, arguments, call);
+      join_library(queue, arguments, call, *source.runs);
     } else {
       states = at::empty({state_floats(call)}, floats);
       call.states = states.mutable_data_ptr<float>();
@@ -306,8 +311,10 @@ SplitAttention split_attention_on(const DeviceQueue& queue, const at::Tensor& q,
                                   const at::Tensor& ext_len, const at::Tensor& k_in,
                                   const at::Tensor& v_in, double scale, ExternalWeights* /*kept*/,
                                   WeightSpread* spread) {
-  return attend(queue, check_arguments(kSplit, q, k_ext, v_ext, ext_len, k_in, v_in, scale), {},
-                false, spread);
+  const Arguments arguments = check_arguments(kSplit, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  DeviceSource source;
+  source.runs = std::vector<HeadRun>{{0, arguments.sizes.kv_heads}};
+  return attend(queue, arguments, source, false, spread);
 }
 
 SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
@@ -323,6 +330,7 @@ SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& 
   const std::vector<bool> refresh = check_refresh_rows(kReuse, refresh_rows, sizes);
   const bool any = takes_cached(flags, refresh, sizes);
   DeviceSource source;
+  if (refresh.empty()) source.runs = reading_runs(flags, sizes);
   if (std::find(flags.begin(), flags.end(), true) != flags.end()) {
     source.reuse =
         kept_copy(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());

@@ -1,12 +1,14 @@
-// Attention over the internal keys, joined with an external pair that another kernel computed. The
-// internal keys are few, so multiply-adds in float32 are fast enough; what counts is to wait for
-// memory once. A thread block has kJoinRows rows (g * T + t) of a KV head, a warp two of them.
+// Attention over the internal keys, joined with an external pair that another kernel or an earlier
+// step computed. The internal keys are few, so multiply-adds in float32 are fast enough; what
+// counts is to wait for memory once. A thread block has kJoinRows rows (g * T + t) of a KV head, a
+// warp two of them.
 #pragma once
 
 #include <cmath>
 
 #include "kernels/cuda/device_calls.h"
 #include "kernels/cuda/merge_device.cuh"
+#include "kernels/cuda/split_span_device.cuh"
 #include "kernels/cuda/split_tile_device.cuh"
 #include "kernels/cuda/typed_device.cuh"
 
@@ -153,6 +155,14 @@ __device__ __forceinline__ void attend_keys(float scale_log2, int count, JoinSta
   }
 }
 
+// The place of a row in [S, H, T].
+__device__ __forceinline__ int64_t joined_row(const SplitCall& call, int sequence, int kv_head,
+                                              int in_group) {
+  const int64_t head = kv_head * call.group + in_group / call.queries;
+  return (static_cast<int64_t>(sequence) * call.heads + head) * call.queries +
+         in_group % call.queries;
+}
+
 // The external pair of a row.
 template <class Tile>
 struct JoinedPair {
@@ -164,12 +174,23 @@ template <class Tile>
 __device__ __forceinline__ JoinedPair<Tile> load_pair(const JoinCall& join, int sequence,
                                                       int kv_head, int in_group) {
   using Scalar = typename Tile::Scalar;
-  const Scalar* external = row_at<Scalar>(join.external, sequence, kv_head, in_group);
+  const SplitCall& call = join.attention;
   JoinedPair<Tile> pair;
+  if (external_place(call, sequence, kv_head * call.group + in_group / call.queries, 0) < 0) {
+    const int64_t row = joined_row(call, sequence, kv_head, in_group);
+#pragma unroll
+    for (int n = 0; n < Tile::kOwn; ++n) {
+      const int d = joined_channel(n);
+      pair.output[n] = d < call.dim ? call.cached_external[row * call.dim + d] : 0.0f;
+    }
+    pair.lse = call.cached_lse[row];
+    return pair;
+  }
+  const Scalar* external = row_at<Scalar>(join.external, sequence, kv_head, in_group);
 #pragma unroll
   for (int n = 0; n < Tile::kOwn; ++n) {
     const int d = joined_channel(n);
-    pair.output[n] = d < join.attention.dim ? to_float(external[d]) : 0.0f;
+    pair.output[n] = d < call.dim ? to_float(external[d]) : 0.0f;
   }
   pair.lse = *row_at<float>(join.lse_external, sequence, kv_head, in_group);
   return pair;
@@ -196,7 +217,7 @@ __device__ __forceinline__ void finish_join(const JoinCall& join, int sequence, 
   merge_parts(parts, lses, merged);
   const int t = in_group % call.queries;
   const int head = kv_head * call.group + in_group / call.queries;
-  const int64_t row = (static_cast<int64_t>(sequence) * call.heads + head) * call.queries + t;
+  const int64_t row = joined_row(call, sequence, kv_head, in_group);
   Scalar* out =
       static_cast<Scalar*>(call.out) +
       ((static_cast<int64_t>(sequence) * call.queries + t) * call.heads + head) * call.dim;
@@ -262,7 +283,7 @@ __global__ void __launch_bounds__(32 * kJoinWarps, 4)
   }
   if (call.keys_read != nullptr && threadIdx.x == 0 && first_row == 0) {
     call.keys_read[static_cast<int64_t>(sequence) * call.kv_heads + kv_head] =
-        call.lengths[sequence];
+        prefix_length(call, sequence, kv_head);
   }
 }
 

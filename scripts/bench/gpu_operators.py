@@ -2,7 +2,8 @@
 
     python scripts/bench/gpu_operators.py LIBRARY [--heads 32 --kv-heads 8 --dim 128 --block 32 --sequences 1]
 
-- reuse_attention with all heads reused (must not depend on the prefix), and with half of the KV heads;
+- reuse_attention with all heads reused (must not depend on the prefix), with half of the KV heads, and with every
+  second one (the worst case of a library that reads adjacent heads);
 - gather_attention of 1,024 keys at 64k, compared with split_attention of 1,024 adjacent keys;
 - block_topk and token_topk at 64k, compared with split_attention at 64k;
 - merge, page and similarity operators.
@@ -66,12 +67,14 @@ def compare_reuse(table):
         all_heads = torch.ones(count, options.heads, dtype=torch.bool)
         half = all_heads.clone()
         half[:, :options.heads // 2] = False
+        second = torch.arange(options.heads).div(options.heads // options.kv_heads, rounding_mode="floor") % 2 == 0
         reuse = lambda mask: table.ops.reuse_attention(table.q, k, v, lengths, table.k_in, table.v_in, cached, lse, mask,
                                                        table.scale)
         reused[length] = table.compare("reuse_attention, all heads", length, lambda: reuse(all_heads), table.internal,
                                        "split_attention", exact, "reuse_speedup" if length > 100_000 else None, inverse=True)
-        table.compare("reuse_attention, half", length, lambda: reuse(half), table.internal + (k.nbytes + v.nbytes) / 2,
-                      "split_attention", exact, inverse=True)
+        for name, mask in (("half", half), ("every second KV head", second)):
+            table.compare(f"reuse_attention, {name}", length, lambda: reuse(mask), table.internal + (k.nbytes + v.nbytes) / 2,
+                          "split_attention", exact, inverse=True)
         del k, v
     table.results.append(f"result: reuse_flat = {reused[131072] / reused[4096]:.2f}")
 

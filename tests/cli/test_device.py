@@ -3,7 +3,11 @@ float32's rounding. The emulated device dies when host code dereferences a devic
 was not waited for. Kernels are emulated a thread at a time, so these runs are short."""
 
 import json
+import os
 import unittest
+from unittest import mock
+
+import numpy as np
 
 from capture_harness import MODELS, require_binary
 from device_harness import FALLBACK, GPU, KERNELS, DeviceCase, run
@@ -69,9 +73,17 @@ class Device(DeviceCase):
                 self.compare_traces(here, there, tolerance)
 
     def test_bfloat16(self):
-        """Tensor cores' kernels; the model rounds to 8 bits at many places."""
-        self.compare("needle", *self.prompts(LONGER), "--policy", "flashblock", "--shadow", dtype="bfloat16",
-                     tolerance=3e-2)
+        """Tensor cores' kernels, and a library for the prefix; the model rounds to 8 bits at many places."""
+        prompts, rules = self.prompts(LONGER), self.root / "reuse.json"
+        self.capture("needle", *prompts, "--record", "summary", "--gen-length", 32)
+        code, _, error = run("calibrate", self.root / "host.h5", "--granularity", "kv-group", "--saving", 0.2, "-o", rules)
+        self.assertEqual(code, 0, error)
+        reuse = np.array(json.loads(rules.read_text())["reuse"], bool)
+        self.assertTrue((reuse.any(1) & ~reuse.all(1)).any(), reuse)  # in a layer, one KV head of two
+        for policy in ("flashblock", f"flashblock,reuse={rules}"):
+            for prefix in ("own", "library"):
+                with self.subTest(policy=policy, prefix=prefix), mock.patch.dict(os.environ, BLOCKSCOPE_SPLIT=prefix):
+                    self.compare("needle", *prompts, "--policy", policy, "--shadow", dtype="bfloat16", tolerance=3e-2)
 
     def test_fallback(self):
         self.compare("needle", *self.prompts(NEEDLE, LONGER), "--batch-size", 2, "--policy", "mage+flashblock,k=24",

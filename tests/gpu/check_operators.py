@@ -147,7 +147,8 @@ def check_reuse(ops, rng, dtype, worst):
     count = len(case.lengths)
     cached = torch.randn(count, case.heads, case.queries, case.dim, device=DEVICE)
     cached_lse = torch.randn(count, case.heads, case.queries, device=DEVICE) * 4.0
-    mask = torch.rand(count, case.heads) < rng.choice([0.0, 0.5, 0.9, 1.0])
+    mask = torch.rand(rng.choice([1, count]), case.heads) < rng.choice([0.0, 0.5, 0.9, 1.0])
+    mask = mask.expand(count, case.heads)  # of all sequences: the library can read the prefix
     rows = torch.rand(count, case.queries) < rng.choice([0.0, 0.1, 0.5, 1.0])
     refresh = rng.choice([None, rows])
     taken = mask.unsqueeze(-1).expand(count, case.heads, case.queries)
@@ -158,16 +159,24 @@ def check_reuse(ops, rng, dtype, worst):
     unread = taken.reshape(count, case.kv_heads, group * case.queries).all(-1)
     case.k_ext[unread.to(DEVICE)] = math.nan  # must not be read
     poison()
-    got = ops.reuse_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
-                              cached, cached_lse, mask, case.scale, refresh)
+    reuse = lambda: ops.reuse_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
+                                        cached, cached_lse, mask, case.scale, refresh)
+    got = reuse()
+    os.environ["BLOCKSCOPE_SPLIT"] = "library"
+    joined = reuse()
+    del os.environ["BLOCKSCOPE_SPLIT"]
     external = []
     for s, (fresh, _) in enumerate(pairs):
         reused = taken[s]
         external.append((torch.where(reused.unsqueeze(-1), cached[s].cpu().double(), fresh[0]),
                          torch.where(reused, cached_lse[s].cpu().double(), fresh[1])))
-    add_split(worst, "reuse_attention", case, got, external, [p[1] for p in pairs])
+    internal = [p[1] for p in pairs]
+    add_split(worst, "reuse_attention", case, got, external, internal)
+    add_split(worst, "reuse_attention by the library", case, joined, external, internal,
+              library=case.dtype != torch.float32)
     expected = torch.where(unread, 0, case.ext_len.view(-1, 1)).double()
-    worst.add("reuse_attention keys_read", got[5], expected, 0.5, case)
+    for result in (got, joined):
+        worst.add("reuse_attention keys_read", result[5], expected, 0.5, case)
 
 
 def random_sets(rng, case):

@@ -131,6 +131,30 @@ inline SplitReference split_reference(const AttentionCase& problem) {
   return result;
 }
 
+// The solution in float64 where `taken` [S, H, T] has the rows with the cached pair.
+inline SplitReference reference_with(const AttentionCase& problem, const at::Tensor& external,
+                                     const at::Tensor& lse, const at::Tensor& taken) {
+  SplitReference result = split_reference(problem);
+  const std::vector<double> outputs = to_doubles(external);
+  const std::vector<double> lses = to_doubles(lse);
+  const std::vector<double> flags = to_doubles(taken);
+  const auto dim = static_cast<std::ptrdiff_t>(problem.q.size(3));
+  for (size_t row = 0; row < flags.size(); ++row) {
+    if (flags[row] == 0.0) continue;
+    const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * dim;
+    const auto part = [&](const std::vector<double>& values, double of) {
+      return ReferenceRow{{values.begin() + at, values.begin() + at + dim}, of};
+    };
+    const Row all =
+        merge_reference({part(outputs, lses[row]), part(result.internal, result.lse_internal[row])})
+            .output;
+    std::copy_n(outputs.begin() + at, dim, result.external.begin() + at);
+    std::copy_n(all.begin(), dim, result.out.begin() + at);
+    result.lse_external[row] = lses[row];
+  }
+  return result;
+}
+
 // Relative rounding of the output dtype.
 inline double unit_roundoff(at::ScalarType dtype) {
   if (dtype == at::kFloat) return 0x1.0p-24;

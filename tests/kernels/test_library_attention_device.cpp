@@ -4,7 +4,10 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
+#include <vector>
 
 #include "kernels/ops.h"
 #include "tests/kernels/attention_case.h"
@@ -106,6 +109,104 @@ TEST(LibraryAttention, NoHeadThatReusesGivesTheSameBits) {
   EXPECT_TRUE(at::equal(got.out, expected.out));
   EXPECT_TRUE(at::equal(got.external, expected.external));
   EXPECT_TRUE(at::equal(got.keys_read, at::full({1, 2}, 60, at::kLong)));
+}
+
+int64_t prefix_calls = 0;
+
+PrefixPair counted_prefix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          double scale) {
+  ++prefix_calls;
+  return plain_prefix(q, k, v, scale);
+}
+
+SourcedAttention reuse(const AttentionCase& problem, const at::Tensor& external,
+                       const at::Tensor& lse, const at::Tensor& mask, const char* through,
+                       const at::Tensor& refresh_rows = {}) {
+  DeviceQueue queue = emulator();
+  queue.prefix = counted_prefix;
+  prefix_calls = 0;
+  setenv("BLOCKSCOPE_SPLIT", through, 1);
+  SourcedAttention result = reuse_attention_on(
+      queue, problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in, problem.v_in,
+      external, lse, mask, problem.scale, nullptr, refresh_rows);
+  unsetenv("BLOCKSCOPE_SPLIT");
+  return result;
+}
+
+// KV heads 0, 1 and 2 serve two heads each.
+struct ReuseCase {
+  std::vector<int64_t> flags;
+  std::vector<int64_t> keys_read;
+  int64_t calls;  // of the library
+};
+
+TEST(LibraryAttention, ReadsTheHeadsThatDoNotReuse) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    for (const ReuseCase& one : {ReuseCase{{1, 1, 1, 1, 1, 1}, {0, 0, 0}, 0},
+                                 ReuseCase{{0, 1, 1, 0, 1, 0}, {90, 90, 90}, 1},
+                                 ReuseCase{{1, 1, 0, 0, 0, 1}, {0, 90, 90}, 1},
+                                 ReuseCase{{0, 0, 1, 1, 1, 0}, {90, 0, 90}, 2}}) {
+      SCOPED_TRACE(::testing::Message() << dtype << ::testing::PrintToString(one.flags));
+      AttentionCase problem = make_case({.heads = 6,
+                                         .kv_heads = 3,
+                                         .queries = 5,
+                                         .internal = 5,
+                                         .ext_len = {90, 90},
+                                         .dtype = dtype},
+                                        8);
+      SeededRandom random(9);
+      const at::Tensor external = random_tensor(problem.q.sizes(), at::kFloat, random);
+      const at::Tensor lse = random_tensor(problem.q.sizes().slice(0, 3), at::kFloat, random, 5.0);
+      const at::Tensor mask = at::tensor(one.flags).to(at::kBool);
+      const at::Tensor taken = mask.view({1, 6, 1}).expand({2, 6, 5});
+      const SplitReference expected = reference_with(problem, external, lse, taken);
+      for (int64_t head = 0; head < 3; ++head) {  // keys that must not be read
+        if (one.keys_read[static_cast<size_t>(head)] == 0) problem.k_ext.select(1, head).fill_(NAN);
+      }
+      const SourcedAttention got = reuse(problem, external, lse, mask, "library");
+      EXPECT_EQ(prefix_calls, one.calls);
+      const double rounded = 5.0 * unit_roundoff(dtype);  // of values below 5
+      expect_near(got.external, expected.external, rounded, "external");
+      expect_near(got.lse_external, expected.lse_external, 1e-4, "lse_external");
+      expect_near(got.internal, expected.internal, 1e-4, "internal");
+      expect_near(got.lse_internal, expected.lse_internal, 1e-4, "lse_internal");
+      expect_near(got.out.contiguous(), expected.out, 2.0 * rounded, "out");
+      const at::Tensor cached = at::where(taken.unsqueeze(3), external, got.external);
+      EXPECT_TRUE(at::equal(got.external, cached));
+      EXPECT_TRUE(at::equal(got.keys_read, at::tensor(one.keys_read).expand({2, 3})));
+    }
+  }
+}
+
+TEST(LibraryAttention, LeavesOtherReuseToOurKernels) {
+  const AttentionCase problem = make_case({.ext_len = {60, 60}, .dtype = at::kBFloat16}, 5);
+  const SplitAttention fresh = split(problem, "own");
+  const auto stays = [&](const at::Tensor& mask, const at::Tensor& rows) {
+    const auto through = [&](const char* name) {
+      return reuse(problem, fresh.external, fresh.lse_external, mask, name, rows);
+    };
+    EXPECT_TRUE(at::equal(through("library").out, through("own").out));
+    EXPECT_EQ(prefix_calls, 0);
+  };
+  // Sequences that read other heads, and rows that read for themselves.
+  const at::Tensor differing = at::tensor({1, 1, 0, 0, 0, 0, 1, 1}).view({2, 4}).to(at::kBool);
+  stays(differing, {});
+  const at::Tensor all = at::ones({4}, at::kBool);
+  stays(all, at::eye(4).slice(0, 0, 2).to(at::kBool));
+  // A run's keys are too few for the table, those of all heads are not.
+  AttentionSizes sizes{.sequences = 1,
+                       .heads = 8,
+                       .kv_heads = 8,
+                       .group = 1,
+                       .queries = 80,
+                       .dim = 64,
+                       .external_keys = 4096};
+  const at::Tensor keys = at::empty({1, 8, 4096, 64}, at::kBFloat16);
+  const auto reads = [&](const std::vector<HeadRun>& runs) {
+    return library_reads(sizes, {4096}, 4, runs, keys, keys);
+  };
+  EXPECT_TRUE(reads({{0, 8}}) && reads({}));
+  EXPECT_FALSE(reads({{0, 7}}) || reads({{0, 3}, {4, 4}}));
 }
 
 TEST(LibraryAttention, KeepsNaNInItsRowAndFillsTheSpread) {
