@@ -88,6 +88,9 @@ struct WeightSpread {
 //   the keys. It stays undefined on a GPU, where writing the weights takes longer than a walk.
 //   spread (may be null; C++ only): is filled. The other results are the same with and without it.
 //   A GPU's kernels fill it in a second walk over the keys.
+// A GPU may let a library read a long prefix, which rounds A_out to the type of q
+// (kernels/cuda/library_attention.h). The promises below that other calls equal this one bit for
+// bit then hold within that rounding.
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,

@@ -7,6 +7,7 @@
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/metrics.h"
 #include "analysis/metrics/query_comparison.h"
+#include "analysis/pass/block_index.h"
 
 namespace blockscope {
 namespace {
@@ -31,6 +32,12 @@ std::string obstacle(const MetricInfo& metric, const TraceGroup& traces) {
   return "";
 }
 
+bool has_steps_to_compare(const TraceReader& trace) {
+  return std::ranges::any_of(list_blocks(trace), [](const BlockSteps& block) {
+    return std::ranges::count_if(block.steps, &StepRef::recorded) > 1;
+  });
+}
+
 }  // namespace
 
 const MetricResult* ReportMetrics::find(const std::string& metric) const {
@@ -53,6 +60,9 @@ ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
     const TraceGroup other({backbone});
     MetricResult compared = compare_query_statistics(traces, other, {}, options);
     results.found.emplace(compared.metric, std::move(compared));
+  }
+  for (std::size_t i = 0; i < traces.size() && !results.compares_steps; ++i) {
+    results.compares_steps = has_steps_to_compare(traces.trace(i));
   }
   std::vector<std::unique_ptr<StepMetric>> metrics;
   for (const MetricInfo& metric : all_metrics()) {

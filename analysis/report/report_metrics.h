@@ -13,6 +13,7 @@ namespace blockscope {
 struct ReportMetrics {
   std::map<std::string, MetricResult> found;
   std::map<std::string, std::string> missing;  ///< by metric: a sentence for the reader
+  bool compares_steps = false;                 ///< some block has more than one recorded step
 
   const MetricResult* find(const std::string& metric) const;
 };

@@ -37,7 +37,7 @@ class SectionBuilder {
       const std::size_t before = section_.parts.size();
       add(draw(*result));
       if (section_.parts.size() == before) {
-        note(fmt::format("{}: the trace has no values for this.", result->title));
+        note_empty(result->title);
       }
     } else if (const auto reason = metrics_.missing.find(metric);
                reason != metrics_.missing.end()) {
@@ -47,8 +47,19 @@ class SectionBuilder {
   ReportSection take() { return std::move(section_); }
 
  private:
+  /// Once for several figures of a metric.
+  void note_empty(const std::string& title) {
+    if (title == empty_) return;
+    empty_ = title;
+    note(fmt::format("{}: {}", title,
+                     metrics_.compares_steps
+                         ? "the trace has no values for this."
+                         : "no block has two recorded steps, so there is nothing to compare."));
+  }
+
   const ReportMetrics& metrics_;
   ReportSection section_;
+  std::string empty_;  // the title that the last note was about
 };
 
 /// Adds heatmaps of one block, or a note about the level that they need.

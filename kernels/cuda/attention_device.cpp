@@ -194,16 +194,16 @@ void launch_spread(const DeviceQueue& queue, const SplitCall& attention,
 // Fills the results of a call. The library computes the external pairs of the runs.
 void join_library(const DeviceQueue& queue, const Arguments& arguments, const SplitCall& attention,
                   const std::vector<HeadRun>& runs) {
-  const AttentionSizes& sizes = arguments.sizes;
-  const int64_t length = arguments.lengths.front();
-  const at::Tensor folded = aligned_for_library(arguments.q.reshape(
-      {sizes.sequences, sizes.kv_heads, sizes.group * sizes.queries, sizes.dim}));
-  const PrefixPair pair =
-      prefix_of_runs(queue.prefix, folded, arguments.k_ext.narrow(2, 0, length),
-                     arguments.v_ext.narrow(2, 0, length), arguments.scale, runs);
   JoinCall call;
   call.attention = attention;
+  PrefixPair pair;
   if (!runs.empty()) {
+    const AttentionSizes& sizes = arguments.sizes;
+    const int64_t length = arguments.lengths.front();
+    const at::Tensor folded = aligned_for_library(arguments.q.reshape(
+        {sizes.sequences, sizes.kv_heads, sizes.group * sizes.queries, sizes.dim}));
+    pair = prefix_of_runs(queue.prefix, folded, arguments.k_ext.narrow(2, 0, length),
+                          arguments.v_ext.narrow(2, 0, length), arguments.scale, runs);
     call.external = device_rows(pair.output);
     call.lse_external = device_rows(pair.lse);
   }

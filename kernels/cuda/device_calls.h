@@ -61,9 +61,9 @@ inline int64_t spread_state_floats(const SpreadCall& call) {
   return spread_inside(call, heads, 0) - call.states;
 }
 
-// split_attention whose external pair another kernel computed, or of which `attention` has a cached
-// pair (`reuse`, without `rows`); `states` is not used. The rows of `external` and `lse_external`
-// [S, K, G * T] are g * T + t; those of KV heads whose query heads all reuse are not read.
+// split_attention whose external pairs another kernel computed. Heads with `reuse` take their
+// cached pair; `rows` and `states` are not used. The rows of `external` and `lse_external` [S, K, G
+// * T] are g * T + t; those of heads with `reuse` are not read.
 struct JoinCall {
   SplitCall attention;
   DeviceRows external;      // the type of q

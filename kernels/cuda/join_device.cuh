@@ -37,6 +37,11 @@ __device__ __forceinline__ int joined_channel(int n) {
   return n / 2 * 64 + lane_of_warp() * 2 + n % 2;
 }
 
+// The query head of a row.
+__device__ __forceinline__ int joined_head(const SplitCall& call, int kv_head, int in_group) {
+  return kv_head * call.group + in_group / call.queries;
+}
+
 // Two rows of a warp: the part of the keys so far, relative to the largest score.
 template <class Tile>
 struct JoinState {
@@ -81,7 +86,7 @@ __device__ __forceinline__ void bring_queries(const SplitCall& call, int sequenc
     const int row = at / Tile::kDim;
     const int d = at % Tile::kDim;
     const int in_group = first_row + (row < rows ? row : 0);
-    const int head = kv_head * call.group + in_group / call.queries;
+    const int head = joined_head(call, kv_head, in_group);
     const Scalar* query = row_at<Scalar>(call.q, sequence, head, in_group % call.queries);
     values[i] = d < call.dim ? query[d] : Scalar{0};
   }
@@ -158,9 +163,8 @@ __device__ __forceinline__ void attend_keys(float scale_log2, int count, JoinSta
 // The place of a row in [S, H, T].
 __device__ __forceinline__ int64_t joined_row(const SplitCall& call, int sequence, int kv_head,
                                               int in_group) {
-  const int64_t head = kv_head * call.group + in_group / call.queries;
-  return (static_cast<int64_t>(sequence) * call.heads + head) * call.queries +
-         in_group % call.queries;
+  const int64_t head = static_cast<int64_t>(sequence) * call.heads;
+  return (head + joined_head(call, kv_head, in_group)) * call.queries + in_group % call.queries;
 }
 
 // The external pair of a row.
@@ -176,7 +180,7 @@ __device__ __forceinline__ JoinedPair<Tile> load_pair(const JoinCall& join, int 
   using Scalar = typename Tile::Scalar;
   const SplitCall& call = join.attention;
   JoinedPair<Tile> pair;
-  if (external_place(call, sequence, kv_head * call.group + in_group / call.queries, 0) < 0) {
+  if (external_place(call, sequence, joined_head(call, kv_head, in_group), 0) < 0) {
     const int64_t row = joined_row(call, sequence, kv_head, in_group);
 #pragma unroll
     for (int n = 0; n < Tile::kOwn; ++n) {
@@ -216,7 +220,7 @@ __device__ __forceinline__ void finish_join(const JoinCall& join, int sequence, 
   float merged[Tile::kOwn];
   merge_parts(parts, lses, merged);
   const int t = in_group % call.queries;
-  const int head = kv_head * call.group + in_group / call.queries;
+  const int head = joined_head(call, kv_head, in_group);
   const int64_t row = joined_row(call, sequence, kv_head, in_group);
   Scalar* out =
       static_cast<Scalar*>(call.out) +
@@ -249,7 +253,7 @@ __global__ void __launch_bounds__(32 * kJoinWarps, 4)
     const int left = call.internal_keys - first;
     bring_keys<Tile>(call, sequence, kv_head, first, left < kJoinKeys ? left : kJoinKeys);
   };
-  // Everything that the first keys wait for is asked for at once.
+  // Everything that the first keys wait for is asked for at once, after the flag of a head's reuse.
   if (call.internal_keys > 0) bring(0);
   JoinedPair<Tile> pairs[kJoinWarpRows];
 #pragma unroll

@@ -27,19 +27,19 @@ using PrefixAttention = PrefixPair (*)(const at::Tensor& q, const at::Tensor& k,
 PrefixPair flash_prefix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         double scale);
 
-// Adjacent KV heads, which one call of the library reads.
+// Adjacent KV heads, which the library reads in one call.
 struct HeadRun {
   int64_t first = 0;
   int64_t count = 0;
   bool operator==(const HeadRun&) const = default;
 };
 
-// The KV heads in which a query head does not reuse, as few runs as possible. Nothing if they are
-// not the same ones in every sequence. reuse: [S, H].
+// The KV heads of which at least one query head does not reuse, in as few runs as possible. Nothing
+// if the sequences read different KV heads. reuse: [S, H].
 std::optional<std::vector<HeadRun>> reading_runs(const std::vector<bool>& reuse,
                                                  const AttentionSizes& sizes);
 
-// One call of `prefix` a run. The rows of other heads are not written. Undefined without a run.
+// Calls `prefix` for each run. The rows of other heads are not written. Undefined without a run.
 PrefixPair prefix_of_runs(PrefixAttention prefix, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& v, double scale, const std::vector<HeadRun>& runs);
 
@@ -47,8 +47,8 @@ PrefixPair prefix_of_runs(PrefixAttention prefix, const at::Tensor& q, const at:
 at::Tensor aligned_for_library(const at::Tensor& rows);
 
 // Whether the library's kernel can read these keys, and is faster by the table in
-// library_attention.cpp: in each of its calls, one a run. Without a run no key is read, and the
-// table says whether it would be for all heads. The environment variable BLOCKSCOPE_SPLIT=own or
+// library_attention.cpp, for each run alone. Without a run, whether it is for all heads: then the
+// join gives the same bits as the steps that read. The environment variable BLOCKSCOPE_SPLIT=own or
 // =library overrides the table, for measurements. lengths: external keys of each sequence.
 bool library_reads(const AttentionSizes& sizes, const std::vector<int64_t>& lengths,
                    int64_t internal_keys, const std::vector<HeadRun>& runs, const at::Tensor& k_ext,

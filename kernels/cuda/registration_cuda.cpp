@@ -42,7 +42,7 @@ bool groups(at::ScalarType type) {
   int major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c10::cuda::current_device());
   if (type != at::kBFloat16 || (major != 9 && major != 10)) return false;
-  static const bool works = grouped_product_works();  // asked once a layer
+  static const bool works = grouped_product_works();  // waits for the GPU, so it runs once
   return works;
 }
 

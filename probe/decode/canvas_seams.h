@@ -55,7 +55,7 @@ class CanvasSeams : public ObservedSeams {
   void launched() override { trail_ = captured_; }
 
  private:
-  /// What the layers of a pass left on the host, by layer.
+  /// What the layers of a pass left to the host, by layer.
   struct Trail {
     std::vector<LayerWork> work;
     std::vector<BlockOutput> outputs;
@@ -83,7 +83,7 @@ class CanvasSeams : public ObservedSeams {
   std::vector<int64_t> rows_;
   int64_t shadow_rows_ = 0;
   std::optional<at::Tensor> needed_;
-  std::shared_ptr<Trail> trail_;  // of the current pass
+  std::shared_ptr<Trail> trail_ = std::make_shared<Trail>();  // of the current pass
   std::shared_ptr<Trail> captured_;
 };
 

@@ -25,11 +25,13 @@ class Device(DeviceCase):
         path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
         return ["--prompts", path]
 
-    def compare(self, model, *arguments, device=KERNELS, gen_length=32, level="full", dtype="float32", tolerance=1e-4):
+    def decoding(self, *arguments, gen_length=32, level="full", dtype="float32"):
         arrays = ["--array-type", "f32"] if level in ("outputs", "full") else []
-        arguments = [*arguments, "--record", level, "--strategy", "sequential", "--denoising-steps", 3, "--no-stop",
-                     "--gen-length", gen_length,
-                     "--dtype", dtype, *arrays]
+        return [*arguments, "--record", level, "--strategy", "sequential", "--denoising-steps", 3, "--no-stop",
+                "--gen-length", gen_length, "--dtype", dtype, *arrays]
+
+    def compare(self, model, *arguments, device=KERNELS, tolerance=1e-4, **options):
+        arguments = self.decoding(*arguments, **options)
         self.compare_traces(self.capture(model, *arguments), self.capture(model, *arguments, device=device), tolerance)
 
     def test_policies(self):
@@ -81,9 +83,14 @@ class Device(DeviceCase):
         reuse = np.array(json.loads(rules.read_text())["reuse"], bool)
         self.assertTrue((reuse.any(1) & ~reuse.all(1)).any(), reuse)  # in a layer, one KV head of two
         for policy in ("flashblock", f"flashblock,reuse={rules}"):
+            arguments = self.decoding(*prompts, "--policy", policy, "--shadow", dtype="bfloat16")
+            here, there = self.capture("needle", *arguments), {}
             for prefix in ("own", "library"):
                 with self.subTest(policy=policy, prefix=prefix), mock.patch.dict(os.environ, BLOCKSCOPE_SPLIT=prefix):
-                    self.compare("needle", *prompts, "--policy", policy, "--shadow", dtype="bfloat16", tolerance=3e-2)
+                    there[prefix] = self.capture("needle", *arguments, device=KERNELS)
+                    self.compare_traces(here, there[prefix], 3e-2)
+            own, library = (trace["/attention/external"] for trace in there.values())
+            self.assertFalse(np.array_equal(own, library, equal_nan=True), policy)
 
     def test_fallback(self):
         self.compare("needle", *self.prompts(NEEDLE, LONGER), "--batch-size", 2, "--policy", "mage+flashblock,k=24",

@@ -25,6 +25,17 @@ SKIPPED = r"^(kernels\.mutations|cli\.interrupts|python\.notebooks|source\..*)$"
 GROUP_S = 30  # the reaching tests run in groups of at least this many seconds, the shortest tests first
 
 
+def is_expression(text):
+    """Whether the text may stand in (planted ? text : text), as far as brackets, operators and semicolons tell."""
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:
+            return False
+    binary = re.match(r"\s*([<>=/+|?:,.%]|!=|&&|[-*&] )", text) or re.search(r"[-+*/=<>&|?:,.;(]\s*$", text)
+    return bool(text.strip()) and depth == 0 and not binary
+
+
 def places(root):
     """{file: [(number, index of its line, expression, wrong one)]}; raises where a fault has no place."""
     found, lost = {}, []
@@ -34,6 +45,10 @@ def places(root):
         at = [i for i, line in enumerate(lines) if marker in line and line.count(old) == 1]
         if len(at) != 1:
             lost.append(f"{number}: {file}: expected one line with {marker!r} and {old!r}, found {len(at)}")
+            continue
+        before, after = lines[at[0]].split(old)
+        if not (is_expression(old) and is_expression(new)) or before.endswith(("::", ".", "->")) or after.startswith("("):
+            lost.append(f"{number}: {file}: expected two whole expressions, found {old!r} and {new!r}")
             continue
         found.setdefault(file, []).append((number, at[0], old, new))
     if lost:

@@ -128,18 +128,24 @@ def add_split(worst, name, case, got, external, internal, extra=(), library=Fals
               2e-5 * value * score + rounded * (1 + library), case)
 
 
+def through(name, call):
+    """The result with our kernels alone (own), or with the library wherever it can (library)."""
+    os.environ["BLOCKSCOPE_SPLIT"] = name
+    result = call()
+    del os.environ["BLOCKSCOPE_SPLIT"]
+    return result
+
+
 def check_split(ops, rng, dtype, worst):
     case = Case(rng, dtype)
     poison()
-    got = ops.split_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
-                              case.scale)
+    split = lambda: ops.split_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
+                                        case.scale)
     pairs = [case.reference(s) for s in range(len(case.lengths))]
     parts = [p[0] for p in pairs], [p[1] for p in pairs]
-    add_split(worst, "split_attention", case, got, *parts)
-    os.environ["BLOCKSCOPE_SPLIT"] = "library"
-    got = ops.split_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in, case.scale)
-    del os.environ["BLOCKSCOPE_SPLIT"]
-    add_split(worst, "split_attention by the library", case, got, *parts, library=case.dtype != torch.float32)
+    add_split(worst, "split_attention", case, through("own", split), *parts)
+    add_split(worst, "split_attention by the library", case, through("library", split), *parts,
+              library=case.dtype != torch.float32)
 
 
 def check_reuse(ops, rng, dtype, worst):
@@ -161,10 +167,7 @@ def check_reuse(ops, rng, dtype, worst):
     poison()
     reuse = lambda: ops.reuse_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
                                         cached, cached_lse, mask, case.scale, refresh)
-    got = reuse()
-    os.environ["BLOCKSCOPE_SPLIT"] = "library"
-    joined = reuse()
-    del os.environ["BLOCKSCOPE_SPLIT"]
+    got, joined = through("own", reuse), through("library", reuse)
     external = []
     for s, (fresh, _) in enumerate(pairs):
         reused = taken[s]

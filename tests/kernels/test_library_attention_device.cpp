@@ -121,14 +121,14 @@ PrefixPair counted_prefix(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 SourcedAttention reuse(const AttentionCase& problem, const at::Tensor& external,
                        const at::Tensor& lse, const at::Tensor& mask, const char* through,
-                       const at::Tensor& refresh_rows = {}) {
+                       const at::Tensor& refresh_rows = {}, WeightSpread* spread = nullptr) {
   DeviceQueue queue = emulator();
   queue.prefix = counted_prefix;
   prefix_calls = 0;
   setenv("BLOCKSCOPE_SPLIT", through, 1);
   SourcedAttention result = reuse_attention_on(
       queue, problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in, problem.v_in,
-      external, lse, mask, problem.scale, nullptr, refresh_rows);
+      external, lse, mask, problem.scale, spread, refresh_rows);
   unsetenv("BLOCKSCOPE_SPLIT");
   return result;
 }
@@ -178,6 +178,29 @@ TEST(LibraryAttention, ReadsTheHeadsThatDoNotReuse) {
   }
 }
 
+TEST(LibraryAttention, TakesOtherHeadsOfASequenceAndLeavesTheirSpreadOut) {
+  const AttentionCase problem = make_case({.ext_len = {60, 60}, .dtype = at::kBFloat16}, 6);
+  const SplitAttention fresh = split(problem, "library");
+  // In both sequences the first KV head reads, for another query head.
+  const at::Tensor mask = at::tensor({0, 1, 1, 1, 1, 0, 1, 1}).view({2, 4}).to(at::kBool);
+  WeightSpread all;
+  all.ends = {{30, 60}, {10, 60}};
+  WeightSpread spread = all;
+  split(problem, "library", &all);
+  const at::Tensor other = at::ones_like(fresh.external);
+  const SourcedAttention got =
+      reuse(problem, other, fresh.lse_external, mask, "library", {}, &spread);
+  EXPECT_EQ(prefix_calls, 1);
+  EXPECT_TRUE(at::equal(got.external, at::where(mask.view({2, 4, 1, 1}), other, fresh.external)));
+  EXPECT_TRUE(at::equal(got.keys_read, at::tensor({60, 0, 60, 0}).view({2, 2})));
+  for (size_t i = 0; i < 5; ++i) {
+    const at::Tensor& values = *spread.answer().at(i);
+    EXPECT_TRUE(at::equal(values.isnan().any(2), mask)) << i;
+    const at::Tensor read = mask.logical_not();
+    EXPECT_TRUE(at::allclose(values.index({read}), all.answer().at(i)->index({read}))) << i;
+  }
+}
+
 TEST(LibraryAttention, LeavesOtherReuseToOurKernels) {
   const AttentionCase problem = make_case({.ext_len = {60, 60}, .dtype = at::kBFloat16}, 5);
   const SplitAttention fresh = split(problem, "own");
@@ -185,7 +208,8 @@ TEST(LibraryAttention, LeavesOtherReuseToOurKernels) {
     const auto through = [&](const char* name) {
       return reuse(problem, fresh.external, fresh.lse_external, mask, name, rows);
     };
-    EXPECT_TRUE(at::equal(through("library").out, through("own").out));
+    const at::Tensor own = through("own").out;
+    EXPECT_TRUE(at::equal(through("library").out, own));
     EXPECT_EQ(prefix_calls, 0);
   };
   // Sequences that read other heads, and rows that read for themselves.
@@ -193,20 +217,20 @@ TEST(LibraryAttention, LeavesOtherReuseToOurKernels) {
   stays(differing, {});
   const at::Tensor all = at::ones({4}, at::kBool);
   stays(all, at::eye(4).slice(0, 0, 2).to(at::kBool));
-  // A run's keys are too few for the table, those of all heads are not.
+  // The smallest run has too few keys for the table, all heads together have enough.
   AttentionSizes sizes{.sequences = 1,
                        .heads = 8,
                        .kv_heads = 8,
                        .group = 1,
                        .queries = 80,
                        .dim = 64,
-                       .external_keys = 4096};
-  const at::Tensor keys = at::empty({1, 8, 4096, 64}, at::kBFloat16);
+                       .external_keys = 8192};
+  const at::Tensor keys = at::empty({1, 8, 8192, 64}, at::kBFloat16);
   const auto reads = [&](const std::vector<HeadRun>& runs) {
-    return library_reads(sizes, {4096}, 4, runs, keys, keys);
+    return library_reads(sizes, {8192}, 4, runs, keys, keys);
   };
-  EXPECT_TRUE(reads({{0, 8}}) && reads({}));
-  EXPECT_FALSE(reads({{0, 7}}) || reads({{0, 3}, {4, 4}}));
+  EXPECT_TRUE(reads({{0, 8}}) && reads({}) && reads({{0, 4}, {5, 3}}) == reads({{0, 3}}));
+  EXPECT_FALSE(reads({{0, 3}}) || reads({{0, 3}, {4, 4}}));
 }
 
 TEST(LibraryAttention, KeepsNaNInItsRowAndFillsTheSpread) {
