@@ -36,6 +36,15 @@ void expect_near(const at::Tensor& got, const std::vector<double>& expected, dou
   }
 }
 
+void expect_solution(const SplitAttention& got, const SplitReference& expected) {
+  const double rounded = 5.0 * unit_roundoff(got.out.scalar_type());  // of values below 5
+  expect_near(got.external, expected.external, rounded, "external");
+  expect_near(got.lse_external, expected.lse_external, 1e-4, "lse_external");
+  expect_near(got.internal, expected.internal, 1e-4, "internal");
+  expect_near(got.lse_internal, expected.lse_internal, 1e-4, "lse_internal");
+  expect_near(got.out.contiguous(), expected.out, 2.0 * rounded, "out");
+}
+
 TEST(LibraryAttention, EqualsTheFloat64Reference) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const int64_t dim : {8, 48, 128, 256}) {
@@ -50,12 +59,7 @@ TEST(LibraryAttention, EqualsTheFloat64Reference) {
         SCOPED_TRACE(::testing::Message() << dim << " " << internal);
         const SplitAttention got = split(problem, "library");
         const SplitReference expected = split_reference(problem);
-        const double rounded = 5.0 * unit_roundoff(dtype);  // of values below 5
-        expect_near(got.external, expected.external, rounded, "external");
-        expect_near(got.lse_external, expected.lse_external, 1e-4, "lse_external");
-        expect_near(got.internal, expected.internal, 1e-4, "internal");
-        expect_near(got.lse_internal, expected.lse_internal, 1e-4, "lse_internal");
-        expect_near(got.out.contiguous(), expected.out, 2.0 * rounded, "out");
+        expect_solution(got, expected);
         EXPECT_FALSE(at::equal(got.external, split(problem, "own").external));
       }
     }
@@ -165,12 +169,7 @@ TEST(LibraryAttention, ReadsTheHeadsThatDoNotReuse) {
       }
       const SourcedAttention got = reuse(problem, external, lse, mask, "library");
       EXPECT_EQ(prefix_calls, one.calls);
-      const double rounded = 5.0 * unit_roundoff(dtype);  // of values below 5
-      expect_near(got.external, expected.external, rounded, "external");
-      expect_near(got.lse_external, expected.lse_external, 1e-4, "lse_external");
-      expect_near(got.internal, expected.internal, 1e-4, "internal");
-      expect_near(got.lse_internal, expected.lse_internal, 1e-4, "lse_internal");
-      expect_near(got.out.contiguous(), expected.out, 2.0 * rounded, "out");
+      expect_solution(got, expected);
       const at::Tensor cached = at::where(taken.unsqueeze(3), external, got.external);
       EXPECT_TRUE(at::equal(got.external, cached));
       EXPECT_TRUE(at::equal(got.keys_read, at::tensor(one.keys_read).expand({2, 3})));
