@@ -241,6 +241,18 @@ def check_keys_of_a_slow_line():
             assert page.link_has(f"layer={layer}"), f"{key} waits for the next event: {page.told['link']}"
 
 
+def check_a_drag_of_a_slow_line():
+    """A drag whose events arrive together moves the slider as one whose events arrive one after another."""
+    with served("--panel", "trajectory", "--select", "sequence=0,block=6,step=1") as server:
+        page = server.page(size=(900, 700, 1)).open()
+        page.settle()
+        for start, end, block, step in ((240, 884, 7, 8), (884, 220, 6, 1), (240, 884, 7, 8)):
+            page.events(["m", start, 82], ["b", 0, 1], ["m", end, 82], ["b", 0, 0])
+            page.settle(0.3)
+            assert page.link_has(f"block={block}") and page.link_has(f"step={step}"), (
+                f"the drag from {start} to {end} is lost: {page.told['link']}")
+
+
 def check_a_monkey():
     """Events that a page may send, in any order, never end a viewer."""
     keys = ["Tab", "LeftArrow", "RightArrow", "UpArrow", "DownArrow", "PageUp", "PageDown", "Home", "End", "Enter",

@@ -196,7 +196,8 @@ void RemoteScreen::attach() {
 }
 
 /// A drag that ends where the pointer went last needs a frame between the move and the release:
-/// Dear ImGui ends a drag before it looks at the place.
+/// Dear ImGui ends a drag before it looks at the place. Where a press and a move came together, it
+/// takes the press in one frame and the move in the next.
 void RemoteScreen::feed() {
   while (!inputs_.empty() &&
          ImGui::GetCurrentContext()->InputEventsQueue.Size < kMostEventsInside) {
@@ -272,7 +273,9 @@ void RemoteScreen::tell(const std::string& name, const std::string& json) {
 }
 
 void RemoteScreen::drawn(const ImDrawData& data) {
-  moved_ = false;
+  moved_ = std::ranges::any_of(
+      ImGui::GetCurrentContext()->InputEventsQueue,
+      [](const ImGuiInputEvent& event) { return event.Type == ImGuiInputEventType_MousePos; });
   tell("cursor", json_text(cursor_name()));
   if (!attached_) return;
   const std::string changes = stream_.next(data);

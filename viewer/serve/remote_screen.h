@@ -56,7 +56,7 @@ class RemoteScreen final : public HeadlessScreen, public Browser {
   std::string received_;
   std::deque<PageInput> inputs_;  ///< that Dear ImGui has not got yet
   std::size_t ahead_bytes_ = 0;   ///< of texts among them
-  bool moved_ = false;            ///< the pointer, since the last frame
+  bool moved_ = false;            ///< the pointer, which no frame has shown yet
   DrawStream stream_;
   std::uint32_t frame_ = 0;                  ///< number of the last one sent
   std::uint32_t shown_ = 0;                  ///< number of the last one that the page drew
