@@ -33,6 +33,25 @@ void add_column(ordered_json& line, const char* name, const std::vector<Value>& 
   if (any) line[name] = std::move(list);
 }
 
+/// Sets a member [n, C] if any of its values is known.
+template <typename Value, typename ToJson>
+void add_rows(ordered_json& line, const char* name, const std::vector<Value>& values,
+              std::int64_t width, const ToJson& to_json) {
+  auto rows = ordered_json::array();
+  bool any = false;
+  for (auto first = values.begin(); first != values.end(); first += width) {
+    auto row = ordered_json::array();
+    bool known = false;
+    for (auto value = first; value != first + width; ++value) {
+      row.push_back(to_json(*value));
+      known = known || !row.back().is_null();
+    }
+    rows.push_back(known ? std::move(row) : ordered_json(nullptr));
+    any = any || known;
+  }
+  if (any) line[name] = std::move(rows);
+}
+
 void add_number(ordered_json& line, const char* name, float value) {
   if (!std::isnan(value)) line[name] = json_number(value);
 }
@@ -65,6 +84,7 @@ ordered_json header(const TraceReader& reader) {
   line["vocab_size"] = meta.vocab_size;
   line["block_size"] = meta.block_length;
   line["mask_token_id"] = known_or_null(meta.mask_token_id);
+  if (meta.draft_candidates > 0) line["draft_candidates"] = meta.draft_candidates;
   line["stop_token_ids"] = stop_ids(reader);
   return line;
 }
@@ -79,7 +99,8 @@ ordered_json start_line(std::int64_t index, const DraftedSequence& sequence) {
   return line;
 }
 
-ordered_json round_line(std::int64_t index, std::size_t number, const RoundRecord& round) {
+ordered_json round_line(std::int64_t index, std::size_t number, std::int64_t candidates,
+                        const RoundRecord& round) {
   auto drafted = ordered_json::array();
   for (const std::int64_t token : round.drafted) drafted.push_back(known_or_null(token));
   ordered_json line = {{"sequence", index},
@@ -96,6 +117,10 @@ ordered_json round_line(std::int64_t index, std::size_t number, const RoundRecor
   for (std::size_t i = 0; i < kRoundValues.size(); ++i) {
     add_column(line, kRoundValues[i].name, round.values[i], json_number);
   }
+  const RoundCandidates& known = round.candidates;
+  add_rows(line, "candidate_token", known.tokens, candidates, known_or_null);
+  add_rows(line, "candidate_probability", known.probabilities, candidates, json_number);
+  add_rows(line, "candidate_score", known.scores, candidates, json_number);
   add_number(line, "next_confidence", round.next_confidence);
   if (round.draft_ns > 0) line["draft_ns"] = round.draft_ns;
   if (round.target_ns > 0) line["target_ns"] = round.target_ns;
@@ -117,7 +142,7 @@ void write_rounds_lines(const TraceReader& reader, const std::vector<std::int64_
     const DraftedSequence sequence = read_rounds(reader, index);
     print(start_line(index, sequence));
     for (std::size_t i = 0; i < sequence.rounds.size(); ++i) {
-      print(round_line(index, i, sequence.rounds[i]));
+      print(round_line(index, i, reader.info().meta.draft_candidates, sequence.rounds[i]));
     }
     print({{"sequence", index},
            {"finish_reason", to_string(sequence.end.reason)},

@@ -187,8 +187,11 @@ void DraftMetric::add_round(std::int64_t sequence, const StepRef& step) {
     add_rank(round.drafted_rank_under_target[at], false, by_drafted_rank_under_target_);
     add_rank(round.target_rank_under_draft[at], captured_, by_target_rank_under_draft_);
     if (!has_selector_) continue;
-    selection_.add(at, std::max(round.candidate_chosen[at], 0), round.candidate_target[at],
-                   accepted);
+    if (round.candidate_chosen[at] >= 0) {
+      selection_.add(at, round.candidate_chosen[at], round.candidate_target[at], accepted);
+    } else {
+      ++left_out_[kUnknownValue];
+    }
   }
   symptoms_.add(*trace_, step, round);
   const auto tokens = static_cast<double>(length);

@@ -18,7 +18,7 @@ void DraftSelection::add(std::size_t position, std::int32_t chosen, std::int32_t
   chose_another_.add(chosen > 0);
   (chosen > 0 ? changed_ : kept_).add(accepted);
   if (chosen > 0) best_was_right_.add(target == 0);
-  const auto at = static_cast<std::size_t>(std::max(chosen, 0));
+  const auto at = static_cast<std::size_t>(chosen);
   target_there_by_position_.resize(std::max(target_there_by_position_.size(), position));
   target_there_by_position_[position - 1].add(target >= 0);
   by_chosen_.resize(std::max(by_chosen_.size(), at + 1));

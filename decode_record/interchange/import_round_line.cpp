@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <utility>
 
+#include "decode_record/base/nan.h"
 #include "decode_record/interchange/import_state.h"
 
 namespace blockscope {
@@ -12,6 +14,7 @@ namespace {
 constexpr std::int64_t kLongestPass = std::int64_t{1} << 60;  // ns
 constexpr double kMostProbability = 1.01;                     // above 1, because sums are rounded
 constexpr double kMostEntropy = 1e6;                          // nats
+constexpr double kMostScore = std::numeric_limits<float>::max();
 
 std::int64_t count_accepted(const JsonNode& line, const std::vector<std::int64_t>& drafted,
                             const std::vector<std::int64_t>& target) {
@@ -44,6 +47,23 @@ std::vector<float> read_values(const JsonNode& line, const RoundColumn& column, 
   const double most = entropy ? kMostEntropy : kMostProbability;
   for (const JsonNode& node : line.member(column.name).elements(static_cast<std::int64_t>(count))) {
     values.push_back(static_cast<float>(node.number_or_null(0.0, most)));
+  }
+  return values;
+}
+
+/// [n, C]; NaN where they are not known.
+std::vector<float> read_candidate_values(const JsonNode& line, const char* name, std::size_t count,
+                                         std::int64_t candidates, double least, double most) {
+  std::vector<float> values;
+  if (!given(line, name)) return values;
+  for (const JsonNode& position : line.member(name).elements(static_cast<std::int64_t>(count))) {
+    if (position.is_null()) {
+      values.resize(values.size() + static_cast<std::size_t>(candidates), kNaN);
+      continue;
+    }
+    for (const JsonNode& node : position.elements(candidates)) {
+      values.push_back(static_cast<float>(node.number_or_null(least, most)));
+    }
   }
   return values;
 }
@@ -103,6 +123,40 @@ void read_decision(const JsonNode& line, std::int64_t vocab_size, RoundRecord& r
   round.next = target[accepted];
   target.resize(count);
   round.target = std::move(target);
+}
+
+void read_candidates(const JsonNode& line, std::int64_t vocab_size, std::int64_t candidates,
+                     RoundRecord& round) {
+  for (const char* name : kCandidateColumns) {
+    if (!given(line, name)) continue;
+    if (candidates == 0)
+      line.member(name).complain("expected draft_candidates in the header, got none");
+    if (!given(line, kCandidateColumns[0])) {
+      line.member(name).complain("expected candidate_token beside it, got none");
+    }
+  }
+  if (!given(line, kCandidateColumns[0])) return;
+  const std::size_t count = round.drafted.size();
+  RoundCandidates& known = round.candidates;
+  const JsonNode tokens = line.member(kCandidateColumns[0]);
+  const std::vector<JsonNode> positions = tokens.elements(static_cast<std::int64_t>(count));
+  for (std::size_t i = 0; i < count; ++i) {
+    if (positions[i].is_null()) {
+      known.tokens.resize(known.tokens.size() + static_cast<std::size_t>(candidates), kUnknown);
+      continue;
+    }
+    for (const JsonNode& node : positions[i].elements(candidates)) {
+      known.tokens.push_back(read_known_token(node, vocab_size));
+    }
+    if (round.drafted[i] != kUnknown && known.find(i, round.drafted[i], candidates) == kUnknown) {
+      positions[i].complain(fmt::format(
+          "expected the drafted token {} among the candidates, got none", round.drafted[i]));
+    }
+  }
+  known.probabilities =
+      read_candidate_values(line, kCandidateColumns[1], count, candidates, 0.0, kMostProbability);
+  known.scores =
+      read_candidate_values(line, kCandidateColumns[2], count, candidates, -kMostScore, kMostScore);
 }
 
 void read_columns(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round) {

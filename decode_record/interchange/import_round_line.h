@@ -1,6 +1,7 @@
 // Reads the values of a round from its line in a file of rounds. Internal to import_rounds.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "decode_record/json/json_node.h"
@@ -20,5 +21,14 @@ void read_decision(const JsonNode& line, std::int64_t vocab_size, RoundRecord& r
 
 /// Reads ranks, probabilities, entropies and times.
 void read_columns(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round);
+
+/// Names of what a line says of the selector's candidates.
+inline constexpr std::array<const char*, 3> kCandidateColumns = {
+    "candidate_token", "candidate_probability", "candidate_score"};
+
+/// Reads what the selector chose from, `candidates` tokens for each drafted one. Each known drafted
+/// token must be among them.
+void read_candidates(const JsonNode& line, std::int64_t vocab_size, std::int64_t candidates,
+                     RoundRecord& round);
 
 }  // namespace blockscope

@@ -107,6 +107,9 @@ class RoundsReader {
       run_.mask_token_id = agreed(facts_.mask_token_id, "--mask-token-id", line, "mask_token_id", 0,
                                   kLargestLength - 1);
     }
+    if (given(line, "draft_candidates")) {
+      run_.draft_candidates = line.member("draft_candidates").integer(0, run_.vocab_size);
+    }
     if (given(line, "stop_token_ids")) {
       for (const JsonNode& id : line.member("stop_token_ids").elements()) {
         run_.stop_ids.push_back(read_id(id));
@@ -117,8 +120,9 @@ class RoundsReader {
       if (given(line, member)) kept[member] = line.member(member).text();
     }
     run_.kept = kept.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-    note_others(line, {"format", "format_version", "engine", "engine_version", "target", "draft",
-                       "vocab_size", "block_size", "mask_token_id", "stop_token_ids"});
+    note_others(
+        line, {"format", "format_version", "engine", "engine_version", "target", "draft",
+               "vocab_size", "block_size", "mask_token_id", "draft_candidates", "stop_token_ids"});
     has_header_ = true;
   }
 
@@ -170,14 +174,16 @@ class RoundsReader {
     if (round.position + run_.block_length > kLargestLength) {
       line.complain(fmt::format("expected at most {} positions, got more", kLargestLength));
     }
-    spend(line, std::max(run_.block_length, kLeastOfRound));
+    spend(line, std::max(run_.block_length * (1 + run_.draft_candidates), kLeastOfRound));
     read_decision(line, run_.vocab_size, round);
     read_columns(line, run_.vocab_size, round);
+    read_candidates(line, run_.vocab_size, run_.draft_candidates, round);
     std::set<std::string> known = {"sequence",        "round",    "position", "token",
                                    "drafted",         "accepted", "next",     "target",
                                    "next_confidence", "draft_ns", "target_ns"};
     for (const RoundColumn& column : kRoundRanks) known.insert(column.name);
     for (const RoundColumn& column : kRoundValues) known.insert(column.name);
+    known.insert(kCandidateColumns.begin(), kCandidateColumns.end());
     note_others(line, known);
     open.stopped = open.stopped || stops_in(open, round);
     open.sequence.rounds.push_back(std::move(round));

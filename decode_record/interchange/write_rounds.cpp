@@ -19,6 +19,7 @@ class RoundWriter {
               std::int64_t& pass)
       : sequence_(sequence),
         block_(static_cast<std::size_t>(run.block_length)),
+        candidates_(run.draft_candidates),
         writer_(writer),
         pass_(pass),
         index_(writer.begin_sequence(sequence.start)),
@@ -71,6 +72,7 @@ class RoundWriter {
     for (std::size_t i = 0; i < kRoundValues.size(); ++i) {
       spread(row, kRoundValues[i].field, round.values[i], kNaN);
     }
+    candidates(row, round);
     spread(row, Field::prediction_confidence, round.values[kDraftConfidence], kNaN);
     std::vector<std::int64_t> positions;
     std::vector<std::int64_t> tokens;
@@ -99,23 +101,41 @@ class RoundWriter {
     append(std::move(row));
   }
 
+  void candidates(TraceRow& row, const RoundRecord& round) const {
+    const RoundCandidates& known = round.candidates;
+    if (known.tokens.empty()) return;
+    std::vector<std::int64_t> chosen;
+    std::vector<std::int64_t> target;
+    for (std::size_t i = 0; i < round.drafted.size(); ++i) {
+      chosen.push_back(known.find(i, round.drafted[i], candidates_));
+      target.push_back(known.find(i, round.target[i], candidates_));
+    }
+    ints(row, Field::candidate_chosen, chosen);
+    ints(row, Field::candidate_target, target);
+    ints(row, Field::candidate_token, known.tokens, candidates_);
+    spread(row, Field::candidate_probability, known.probabilities, kNaN, candidates_);
+    spread(row, Field::candidate_score, known.scores, kNaN, candidates_);
+  }
+
   static void decide(TraceRow& row, std::vector<std::int64_t> positions,
                      std::vector<std::int64_t> tokens, std::vector<float> confidence) {
     if (positions.empty()) return;
     row.delta = make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
   }
 
-  void ints(TraceRow& row, Field field, const std::vector<std::int64_t>& values) const {
+  void ints(TraceRow& row, Field field, const std::vector<std::int64_t>& values,
+            std::int64_t width = 1) const {
     spread(row, field, std::vector<std::int32_t>(values.begin(), values.end()),
-           static_cast<std::int32_t>(kUnknown));
+           static_cast<std::int32_t>(kUnknown), width);
   }
 
-  /// Values of the drafted tokens at their block positions, which begin at 1.
+  /// Values of the drafted tokens, `width` for each, at their block positions, which begin at 1.
   template <typename Value>
-  void spread(TraceRow& row, Field field, const std::vector<Value>& values, Value none) const {
+  void spread(TraceRow& row, Field field, const std::vector<Value>& values, Value none,
+              std::int64_t width = 1) const {
     if (values.empty()) return;
-    std::vector<Value> block(block_, none);
-    std::copy(values.begin(), values.end(), block.begin() + 1);
+    std::vector<Value> block(block_ * static_cast<std::size_t>(width), none);
+    std::copy(values.begin(), values.end(), block.begin() + width);
     row.arrays.push_back({field, kAllLayers, make_buffer(std::move(block))});
   }
 
@@ -127,6 +147,7 @@ class RoundWriter {
 
   const DraftedSequence& sequence_;
   const std::size_t block_;
+  const std::int64_t candidates_;  // C
   TraceWriter& writer_;
   std::int64_t& pass_;
   std::int64_t index_;
@@ -140,6 +161,7 @@ TraceMeta rounds_meta(const ImportedRounds& run) {
   TraceMeta meta = imported_model(run.engine, run.vocab_size, run.mask_token_id);
   meta.block_length = run.block_length;
   meta.has_draft = true;
+  meta.draft_candidates = run.draft_candidates;
   return meta;
 }
 

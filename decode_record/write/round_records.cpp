@@ -22,6 +22,8 @@ struct Slab {
   std::vector<std::int32_t> valid, drafted, accepted, target;
   std::array<std::vector<std::int32_t>, kRoundRanks.size()> ranks;
   std::array<std::vector<float>, kRoundValues.size()> values;
+  std::vector<std::int32_t> candidates;
+  std::vector<float> candidate_probabilities, candidate_scores;
 };
 
 Slab read_slab(const TraceReader& trace, std::int64_t first, std::int64_t count) {
@@ -37,6 +39,11 @@ Slab read_slab(const TraceReader& trace, std::int64_t first, std::int64_t count)
   for (std::size_t i = 0; i < kRoundValues.size(); ++i) {
     slab.values[i] = trace.read_floats(kRoundValues[i].field, first, count);
   }
+  if (trace.has(Field::candidate_token)) {
+    slab.candidates = trace.read_ints(Field::candidate_token, first, count);
+    slab.candidate_probabilities = trace.read_floats(Field::candidate_probability, first, count);
+    slab.candidate_scores = trace.read_floats(Field::candidate_score, first, count);
+  }
   return slab;
 }
 
@@ -45,6 +52,7 @@ class RoundReader {
   RoundReader(const TraceReader& trace, std::int64_t sequence)
       : trace_(trace),
         block_(static_cast<std::size_t>(trace.info().meta.block_length)),
+        candidates_(static_cast<std::size_t>(trace.info().meta.draft_candidates)),
         of_target_(is_of_target(trace.info().meta)) {
     const SequenceInfo info = trace.sequence(sequence);
     result_.start = {info.name,   info.prompt, info.gen_length,
@@ -124,18 +132,15 @@ class RoundReader {
       return slab.valid[p] != 0 || slab.drafted[p] != kUnknown;
     };
     while (count + 1 < block_ && is_drafted(begin + count + 1)) ++count;
-    const auto part = [&](const auto& column) {
-      const auto first = column.begin() + static_cast<std::ptrdiff_t>(begin + 1);
-      return std::pair(first, first + static_cast<std::ptrdiff_t>(count));
-    };
-    const auto fill = [&](auto& to, const auto& column) {
-      const auto [first, last] = part(column);
-      to.assign(first, last);
+    const auto fill = [&](auto& to, const auto& column, std::size_t width = 1) {
+      const auto first = column.begin() + static_cast<std::ptrdiff_t>((begin + 1) * width);
+      to.assign(first, first + static_cast<std::ptrdiff_t>(count * width));
     };
     fill(round_->drafted, slab.drafted);
     fill(round_->target, slab.target);
     for (std::size_t k = 0; k < kRoundRanks.size(); ++k) fill(round_->ranks[k], slab.ranks[k]);
     for (std::size_t k = 0; k < kRoundValues.size(); ++k) fill(round_->values[k], slab.values[k]);
+    fill_candidates(slab, fill);
     round_->accepted = slab.accepted[i];
     const std::int64_t vocabulary = trace_.info().meta.vocab_size;
     check(Field::draft_accepted, round_->accepted, 0, static_cast<std::int64_t>(count));
@@ -146,6 +151,22 @@ class RoundReader {
     for (const std::int64_t token : round_->target) {
       check(Field::draft_target_token, token, kUnknown, vocabulary - 1);
     }
+    for (const std::int64_t token : round_->candidates.tokens) {
+      check(Field::candidate_token, token, kUnknown, vocabulary - 1);
+    }
+  }
+
+  /// Nothing if none of the round's candidates is known.
+  void fill_candidates(const Slab& slab, const auto& fill) {
+    if (slab.candidates.empty()) return;
+    RoundCandidates& to = round_->candidates;
+    fill(to.tokens, slab.candidates, candidates_);
+    if (std::ranges::all_of(to.tokens, [](std::int64_t token) { return token == kUnknown; })) {
+      to.tokens.clear();
+      return;
+    }
+    fill(to.probabilities, slab.candidate_probabilities, candidates_);
+    fill(to.scores, slab.candidate_scores, candidates_);
   }
 
   void verify(const Slab& slab, std::size_t i, const FrameDelta& delta) {
@@ -188,6 +209,7 @@ class RoundReader {
 
   const TraceReader& trace_;
   const std::size_t block_;
+  const std::size_t candidates_;  // C
   const bool of_target_;
   DraftedSequence result_;
   std::int64_t prompt_length_ = 0;
@@ -198,6 +220,13 @@ class RoundReader {
 };
 
 }  // namespace
+
+std::int64_t RoundCandidates::find(std::size_t at, std::int64_t token, std::int64_t count) const {
+  if (tokens.empty() || token == kUnknown) return kUnknown;
+  const auto first = tokens.begin() + static_cast<std::int64_t>(at) * count;
+  const auto found = std::find(first, first + count, token);
+  return found == first + count ? kUnknown : found - first;
+}
 
 bool is_of_target(const TraceMeta& meta) {
   const auto model = nlohmann::json::parse(meta.model_json, nullptr, /*allow_exceptions=*/false);

@@ -35,6 +35,17 @@ inline constexpr std::array<RoundColumn, 5> kRoundValues = {
 
 inline constexpr std::size_t kDraftConfidence = 0;  ///< in kRoundValues
 
+/// What the selector of a DFlash 2 draft chose from: C candidates for each of n drafted tokens, by
+/// falling probability. Empty: not known.
+struct RoundCandidates {
+  std::vector<std::int64_t> tokens;  ///< [n, C]; kUnknown where a position's are not known
+  std::vector<float> probabilities;  ///< [n, C], under the draft; NaN: unknown
+  std::vector<float> scores;         ///< [n, C], the selector's; NaN: unknown
+
+  /// Which of the candidates of drafted token `at` this token is, from 0; kUnknown: none.
+  std::int64_t find(std::size_t at, std::int64_t token, std::int64_t count) const;
+};
+
 /// One pass of the target over a certain token and n drafted ones (n = 0: nothing was drafted).
 struct RoundRecord {
   std::int64_t position = 0;      ///< of the certain token, from the prompt's first one
@@ -47,6 +58,7 @@ struct RoundRecord {
   float next_confidence = std::numeric_limits<float>::quiet_NaN();  ///< NaN: unknown
   std::array<std::vector<std::int64_t>, kRoundRanks.size()> ranks;  ///< each [n], or empty
   std::array<std::vector<float>, kRoundValues.size()> values;       ///< each [n], or empty
+  RoundCandidates candidates;
   std::int64_t draft_ns = 0;   ///< of the draft's pass; 0: unknown
   std::int64_t target_ns = 0;  ///< of the target's
 
@@ -62,10 +74,11 @@ struct DraftedSequence {
 };
 
 struct ImportedRounds {
-  std::string engine;               ///< "vLLM"
-  std::int64_t vocab_size = 0;      ///< of the target
-  std::int64_t mask_token_id = -1;  ///< of the draft; -1: unknown
-  std::int64_t block_length = 0;    ///< the certain token and the most drafted tokens
+  std::string engine;                 ///< "vLLM"
+  std::int64_t vocab_size = 0;        ///< of the target
+  std::int64_t mask_token_id = -1;    ///< of the draft; -1: unknown
+  std::int64_t block_length = 0;      ///< the certain token and the most drafted tokens
+  std::int64_t draft_candidates = 0;  ///< C; 0: the draft has no selector
   std::vector<std::int64_t> stop_ids;
   std::vector<DraftedSequence> sequences;
   std::string kept = "{}";         ///< JSON: values for which a trace has no dataset

@@ -152,6 +152,22 @@ class Rounds(RoundCase):
             for name in names:
                 np.testing.assert_array_equal(one[name][:], two[name][:], err_msg=name)
 
+    def test_a_selectors_unknown_choices_count_nowhere(self):
+        path = self.imported([HEADER | {"draft_candidates": 2}, {"sequence": 0, "prompt_ids": [1], "gen_length": 9},
+                              {"sequence": 0, "token": 5, "drafted": [6, 7, 8], "accepted": 2, "next": 9,
+                               "candidate_token": [[6, 3], None, [4, 8]], "candidate_score": [[1.5, -2], None, None]}],
+                             "selector")
+        with h5py.File(path) as trace:
+            for name, values in (("token", [[-1, -1], [6, 3], [-1, -1], [4, 8]]), ("chosen", [-1, 0, -1, 1]),
+                                 ("target", [-1, 0, -1, -1])):
+                self.assertEqual(trace[f"/draft/candidate_{name}"][1][:4].tolist(), values, name)
+        result = json.loads(self.must("analyze", path, "--metric", "draft", "--json", "-"))
+        arrays = {array["name"]: array for array in result["metrics"][0]["arrays"]}
+        self.assertEqual(arrays["among_candidates"]["terms"][:3], [1, 0, 1])
+        self.assertEqual(arrays["among_candidates"]["values"][0], 1)
+        self.assertEqual(arrays["by_chosen"]["terms"], [1, 1])
+        self.assertEqual(arrays["by_chosen"]["values"], [1, 0])
+
     def test_every_command_reads_it(self):
         answer, rounds = play(1, [1, 2], 20)
         start = {"sequence": "a", "prompt_ids": [1, 2]}

@@ -1,5 +1,5 @@
 // The reader of rounds that another engine dumped: what it makes of a file, and where it says it
-// lies.
+// lies. Longer than other tests, because each refusal is one of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -131,6 +131,57 @@ TEST(ImportRounds, KeepsRanksProbabilitiesAndTimes) {
   EXPECT_EQ(round.next_confidence, 0.25F);
   EXPECT_EQ(round.draft_ns, 0);
   EXPECT_EQ(round.target_ns, 77);
+}
+
+/// The lines, whose draft has a selector that chose from two candidates in the first round.
+std::vector<json> lines_of_selector() {
+  std::vector<json> all = lines();
+  all[0]["draft_candidates"] = 2;
+  all[2]["candidate_token"] = {{6, 1}, nullptr, {3, 8}};
+  all[2]["candidate_score"] = {{-1.5, nullptr}, nullptr, {2, 3}};
+  return all;
+}
+
+TEST(ImportRounds, KeepsWhatTheSelectorChoseFrom) {
+  const ImportedRounds run = parse(lines_of_selector());
+  EXPECT_EQ(run.draft_candidates, 2);
+  const RoundCandidates& known = run.sequences[0].rounds[0].candidates;
+  EXPECT_THAT(known.tokens, ElementsAre(6, 1, kUnknown, kUnknown, 3, 8));
+  EXPECT_THAT(known.probabilities, IsEmpty());
+  ASSERT_EQ(known.scores.size(), 6U);
+  EXPECT_EQ(known.scores[0], -1.5F);
+  for (const std::size_t missing : {1U, 2U, 3U}) EXPECT_TRUE(std::isnan(known.scores[missing]));
+  EXPECT_EQ(known.scores[5], 3.0F);
+  EXPECT_EQ(known.find(0, 6, 2), 0);
+  EXPECT_EQ(known.find(2, 8, 2), 1);
+  EXPECT_EQ(known.find(2, 6, 2), kUnknown) << "a candidate of another position";
+  EXPECT_EQ(known.find(1, kUnknown, 2), kUnknown);
+  EXPECT_THAT(run.sequences[0].rounds[1].candidates.tokens, IsEmpty());
+  EXPECT_THAT(run.notes, IsEmpty());
+}
+
+TEST(ImportRounds, RefusesWhatNoSelectorChoseFrom) {
+  const auto with = [](std::size_t line, const char* member, const json& value) {
+    std::vector<json> all = lines_of_selector();
+    all.at(line)[member] = value;
+    return refusal_of(text_of(all));
+  };
+  EXPECT_THAT(
+      refusal(2, "candidate_token", {{6, 1}, {7, 1}, {8, 1}}),
+      HasSubstr("in.jsonl:3: candidate_token: expected draft_candidates in the header, got"));
+  EXPECT_THAT(with(0, "draft_candidates", 51), HasSubstr("draft_candidates: expected an integer"));
+  EXPECT_THAT(with(2, "candidate_token", nullptr),
+              HasSubstr("candidate_score: expected candidate_token beside it, got none"));
+  EXPECT_THAT(with(2, "candidate_token", {{6, 1}, {7, 1}}),
+              HasSubstr("candidate_token: expected an array of 3"));
+  EXPECT_THAT(with(2, "candidate_token", {{6, 1}, {7}, {8, 1}}),
+              HasSubstr("candidate_token[1]: expected an array of 2"));
+  EXPECT_THAT(with(2, "candidate_token", {{6, 1}, {7, 50}, {8, 1}}),
+              HasSubstr("candidate_token[1][1]: expected an integer from 0 to 49, got 50"));
+  EXPECT_THAT(with(2, "candidate_token", {{6, 1}, {1, 2}, {8, 1}}),
+              HasSubstr("candidate_token[1]: expected the drafted token 7 among the candidates"));
+  EXPECT_THAT(with(2, "candidate_probability", {{0.5, 2}, nullptr, nullptr}),
+              HasSubstr("candidate_probability[0][1]: expected a number"));
 }
 
 TEST(ImportRounds, SequencesMayComeInEachOther) {

@@ -55,10 +55,18 @@ void check(const ImportedRounds& run) {
       require(round.token == token && std::ssize(round.drafted) < run.block_length);
       require(round.accepted >= 0 && round.accepted <= std::ssize(round.drafted));
       require(round.target.size() == round.drafted.size());
+      const RoundCandidates& from = round.candidates;
+      const std::int64_t each = std::ssize(round.drafted) * run.draft_candidates;
+      require(from.tokens.empty() || std::ssize(from.tokens) == each);
+      require(from.scores.empty() || std::ssize(from.scores) == each);
       for (std::size_t i = 0; i < round.drafted.size(); ++i) {
         const bool accepted = std::cmp_less(i, round.accepted);
         require(known(round.drafted[i]) || (!accepted && round.drafted[i] == kUnknown));
         require(!accepted || round.target[i] == round.drafted[i]);
+        if (from.tokens.empty() || round.drafted[i] == kUnknown) continue;
+        const auto first = i * static_cast<std::size_t>(run.draft_candidates);
+        require(from.tokens.at(first) == kUnknown ||
+                from.find(i, round.drafted[i], run.draft_candidates) != kUnknown);
       }
       position = round.after();
       token = round.next;

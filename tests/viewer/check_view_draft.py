@@ -108,6 +108,11 @@ def check_rounds(path, folder, counts, sequences=range(3)):
                     missing = np.isnan(value) if value.dtype.kind == "f" else value < 0
                     counts["missing"] = counts.get("missing", 0) + int(missing)
                     assert (got[column] == "") if missing else abs(float(got[column]) - value) < 1e-6, (column, cells)
+                if "draft/candidate_chosen" in file:
+                    for column, dataset in (("candidate taken", "chosen"), ("target's candidate", "target")):
+                        value = int(file[f"draft/candidate_{dataset}"][row, p])
+                        assert got[column] == (str(value) if value >= 0 else ""), (column, value, cells)
+                        counts[column, value > 0] = counts.get((column, value > 0), 0) + 1
                 for token, text in (("drafted token", "drafted text"), ("target token", "target text")):
                     assert got[text] == (truth.piece(int(got[token])) if got[token] else ""), cells
 
@@ -215,6 +220,11 @@ with tempfile.TemporaryDirectory() as name:
         check_answer(trace, place, sequences)
     print(counts)
     assert min(counts.get(name, 0) for name in ("accepted", "rejected", "behind", "missing")) > 20, counts
+    write_pair(place / "second", Shape(vocab=12, block_size=8, second=(2, 16, 6, 4), seed=1))
+    second = {}
+    check_rounds(capture(place, place / "second", "second"), place, second)
+    assert all(second[column, above] > 5 for column in ("candidate taken", "target's candidate")
+               for above in (False, True)), second
     check_pictures(traces[0], place)
     check_another_engine(traces[0], place)
     check_refusals(traces[0], place)

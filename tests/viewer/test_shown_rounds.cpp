@@ -124,6 +124,42 @@ TEST_F(ShownRoundsOfATrace, TokensAreAcceptedRejectedOrBehind) {
   EXPECT_THAT(describe(*rounds, 2, 1), ::testing::Not(HasSubstr("not part of")));
 }
 
+/// One round, whose selector took the second candidate at position 1.
+ShownRounds rounds_of_selector() {
+  ShownRounds rounds;
+  rounds.block_length = 3;
+  rounds.gen_length = 8;
+  rounds.num_candidates = 7;
+  rounds.rounds.push_back({.row = 1, .drafted = 2});
+  rounds.cells.resize(3);
+  rounds.cells[1] = {.drafted = 41, .target = 46};
+  rounds.cells[2] = {.drafted = 5, .target = 9};
+  rounds.candidates.resize(21);
+  for (std::int32_t i = 0; i < 7; ++i) {
+    rounds.candidates[static_cast<std::size_t>(7 + i)] = {40 + i, 0.5F / static_cast<float>(1 + i),
+                                                          i == 1 ? 2.5F : 1.0F};
+  }
+  return rounds;
+}
+
+TEST(SelectorsOfDrafts, ShowWhatTheyChoseFrom) {
+  ShownRounds rounds = rounds_of_selector();
+  EXPECT_THAT(describe(rounds, 0, 1),
+              HasSubstr("selector: took candidate 1 of 7; the target's token is candidate 6\n"
+                        "  0: #40: p 0.5000, score 1.000\n"
+                        "  1: #41: p 0.2500, score 2.500, taken\n"));
+  EXPECT_THAT(describe(rounds, 0, 1), ::testing::EndsWith("\n  4: #44: p 0.1000, score 1.000\n"
+                                                          "  6: #46: p 0.0714, score 1.000, the "
+                                                          "target's"));
+  EXPECT_THAT(describe(rounds, 0, 2), ::testing::Not(HasSubstr("selector"))) << "not recorded";
+  EXPECT_THAT(draft_rounds_table(rounds).text(),
+              HasSubstr(",candidate taken,target's candidate\n"));
+  rounds.cells[1].target = 9;
+  EXPECT_THAT(describe(rounds, 0, 1), HasSubstr("of 7; the target's token is none of them\n"));
+  EXPECT_TRUE(rounds_of_selector().candidates_at(0, 2).empty());
+  EXPECT_EQ(rounds_of_selector().candidates_at(0, 1).size(), 7U);
+}
+
 TEST_F(ShownRoundsOfATrace, WhatWasNotRecordedIsMissing) {
   const auto rounds = read(1);
   ASSERT_EQ(rounds->rounds.size(), 3U);

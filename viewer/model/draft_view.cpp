@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 #include <string>
 
 #include "decode_record/base/nan.h"
@@ -28,6 +29,40 @@ std::string scored(float probability, std::int32_t rank) {
 
 std::string nats(float entropy) {
   return std::isnan(entropy) ? "not recorded" : fmt::format("{:.4f}", entropy);
+}
+
+constexpr std::int32_t kListedCandidates = 5;
+
+/// Index of a token among the candidates of a position; -1: none of them.
+std::int32_t candidate_of(std::span<const ShownRounds::Candidate> candidates, std::int32_t token) {
+  const auto found = std::ranges::find(candidates, token, &ShownRounds::Candidate::token);
+  return token < 0 || found == candidates.end()
+             ? -1
+             : static_cast<std::int32_t>(found - candidates.begin());
+}
+
+/// What the selector chose from: the most probable candidates, the one that it took, and the
+/// target's.
+std::string describe_candidates(const ShownRounds& rounds, const ShownRounds::Cell& cell,
+                                std::span<const ShownRounds::Candidate> candidates) {
+  if (candidates.empty()) return "";
+  const std::int32_t taken = candidate_of(candidates, cell.drafted);
+  const std::int32_t wanted = candidate_of(candidates, cell.target);
+  std::string text = fmt::format("\nselector: took candidate {} of {}", taken, candidates.size());
+  if (cell.target >= 0) {
+    text += wanted < 0 ? "; the target's token is none of them"
+                       : fmt::format("; the target's token is candidate {}", wanted);
+  }
+  for (std::int32_t i = 0; i < static_cast<std::int32_t>(candidates.size()); ++i) {
+    if (i >= kListedCandidates && i != taken && i != wanted) continue;
+    const ShownRounds::Candidate& candidate = candidates[static_cast<std::size_t>(i)];
+    text += fmt::format("\n  {}: {}: {}", i, quoted(rounds, candidate.token),
+                        scored(candidate.probability, -1));
+    if (!std::isnan(candidate.score)) text += fmt::format(", score {:.3f}", candidate.score);
+    if (i == taken) text += ", taken";
+    if (i == wanted) text += ", the target's";
+  }
+  return text;
 }
 
 CsvTable::Cell number_or_nothing(float value) { return static_cast<double>(value); }
@@ -164,8 +199,9 @@ std::string describe(const ShownRounds& rounds, std::size_t round, std::int32_t 
   if (outcome == DraftOutcome::rejected && !std::isnan(here.next_probability)) {
     text += fmt::format("\n  under the target: p {:.4f}", here.next_probability);
   }
-  return text + fmt::format("\nentropy in nats\n  of the draft: {}\n  of the target: {}",
-                            nats(cell.draft_entropy), nats(cell.target_entropy));
+  text += fmt::format("\nentropy in nats\n  of the draft: {}\n  of the target: {}",
+                      nats(cell.draft_entropy), nats(cell.target_entropy));
+  return text + describe_candidates(rounds, cell, rounds.candidates_at(round, position));
 }
 
 std::string describe_told(const ShownRounds& rounds, std::size_t position) {
@@ -185,25 +221,49 @@ std::string describe_told(const ShownRounds& rounds, std::size_t position) {
 }
 
 CsvTable draft_rounds_table(const ShownRounds& rounds) {
-  CsvTable table({"round", "block position", "position", "outcome", "drafted token", "drafted text",
-                  "target token", "target text", "rank of target's under draft",
-                  "rank of drafted under target", "drafted probability under draft",
-                  "target's probability under draft", "drafted probability under target",
-                  "draft entropy [nats]", "target entropy [nats]"});
+  std::vector<std::string> columns = {"round",
+                                      "block position",
+                                      "position",
+                                      "outcome",
+                                      "drafted token",
+                                      "drafted text",
+                                      "target token",
+                                      "target text",
+                                      "rank of target's under draft",
+                                      "rank of drafted under target",
+                                      "drafted probability under draft",
+                                      "target's probability under draft",
+                                      "drafted probability under target",
+                                      "draft entropy [nats]",
+                                      "target entropy [nats]"};
+  const bool selector = rounds.num_candidates > 0;
+  if (selector) columns.insert(columns.end(), {"candidate taken", "target's candidate"});
+  CsvTable table(columns);
   for (std::size_t index = 0; index < rounds.rounds.size(); ++index) {
     const ShownRounds::Round& round = rounds.rounds[index];
     for (std::int32_t p = 1; p <= round.drafted; ++p) {
       const ShownRounds::Cell& cell = rounds.cell(index, p);
-      table.add({static_cast<std::int64_t>(index), std::int64_t{p},
-                 std::int64_t{round.first_position + p}, std::string(name_of(outcome_of(round, p))),
-                 number_or_nothing(cell.drafted), rounds.text(cell.drafted),
-                 number_or_nothing(cell.target), rounds.text(cell.target),
-                 number_or_nothing(cell.target_rank_under_draft),
-                 number_or_nothing(cell.drafted_rank_under_target),
-                 number_or_nothing(cell.confidence),
-                 number_or_nothing(cell.target_probability_under_draft),
-                 number_or_nothing(cell.drafted_probability_under_target),
-                 number_or_nothing(cell.draft_entropy), number_or_nothing(cell.target_entropy)});
+      std::vector<CsvTable::Cell> line = {static_cast<std::int64_t>(index),
+                                          std::int64_t{p},
+                                          std::int64_t{round.first_position + p},
+                                          std::string(name_of(outcome_of(round, p))),
+                                          number_or_nothing(cell.drafted),
+                                          rounds.text(cell.drafted),
+                                          number_or_nothing(cell.target),
+                                          rounds.text(cell.target),
+                                          number_or_nothing(cell.target_rank_under_draft),
+                                          number_or_nothing(cell.drafted_rank_under_target),
+                                          number_or_nothing(cell.confidence),
+                                          number_or_nothing(cell.target_probability_under_draft),
+                                          number_or_nothing(cell.drafted_probability_under_target),
+                                          number_or_nothing(cell.draft_entropy),
+                                          number_or_nothing(cell.target_entropy)};
+      if (selector) {
+        const auto candidates = rounds.candidates_at(index, p);
+        line.push_back(number_or_nothing(candidate_of(candidates, cell.drafted)));
+        line.push_back(number_or_nothing(candidate_of(candidates, cell.target)));
+      }
+      table.add(line);
     }
   }
   return table;

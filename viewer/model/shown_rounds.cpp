@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "analysis/metrics/draft_rounds.h"
+#include "decode_record/base/nan.h"
 #include "decode_record/read/end_of_text.h"
 #include "decode_record/write/round_records.h"
 
@@ -33,6 +34,7 @@ class RoundsBuilder {
  public:
   RoundsBuilder(const TraceReader& trace, const DraftedSequence& sequence) : sequence_(sequence) {
     shown_.block_length = static_cast<std::int32_t>(trace.info().meta.block_length);
+    shown_.num_candidates = static_cast<std::int32_t>(trace.info().meta.draft_candidates);
     shown_.gen_length = static_cast<std::int32_t>(sequence.start.gen_length);
     shown_.has_pieces = trace.num_pieces() > 0;
   }
@@ -42,6 +44,7 @@ class RoundsBuilder {
     for (const RoundRecord& round : sequence_.rounds) {
       add_round(round, rows);
       add_cells(round);
+      add_candidates(round);
       add_answer(round);
     }
     while (!shown_.answer.empty() && shown_.answer.back().token < 0) shown_.answer.pop_back();
@@ -83,8 +86,21 @@ class RoundsBuilder {
       }
       for (std::size_t k = 0; k < kRoundValues.size(); ++k) {
         value_at(cell, kRoundValues[k].field) =
-            from.values[k].empty() ? std::numeric_limits<float>::quiet_NaN() : from.values[k].at(i);
+            from.values[k].empty() ? kNaN : from.values[k].at(i);
       }
+    }
+  }
+
+  void add_candidates(const RoundRecord& from) {
+    const auto width = static_cast<std::size_t>(shown_.num_candidates);
+    const std::size_t first = shown_.candidates.size() + width;  // block position 1
+    shown_.candidates.resize(shown_.candidates.size() +
+                             width * static_cast<std::size_t>(shown_.block_length));
+    const RoundCandidates& known = from.candidates;
+    for (std::size_t i = 0; i < known.tokens.size(); ++i) {
+      shown_.candidates.at(first + i) = {
+          token_of(known.tokens[i]), known.probabilities.empty() ? kNaN : known.probabilities.at(i),
+          known.scores.empty() ? kNaN : known.scores.at(i)};
     }
   }
 
@@ -144,6 +160,7 @@ void add_texts(const TraceReader& trace, ShownRounds& shown) {
     add(cell.drafted);
     add(cell.target);
   }
+  for (const ShownRounds::Candidate& candidate : shown.candidates) add(candidate.token);
   std::vector<std::int64_t> answer;
   for (const ShownRounds::Told& told : shown.answer) {
     add(told.token);
@@ -156,6 +173,7 @@ void add_texts(const TraceReader& trace, ShownRounds& shown) {
 
 std::size_t ShownRounds::bytes() const {
   std::size_t sum = sizeof(*this) + rounds.size() * sizeof(Round) + cells.size() * sizeof(Cell) +
+                    candidates.size() * sizeof(Candidate) +
                     answer.size() * (sizeof(Told) + sizeof(std::int32_t));
   for (const auto& [token, text] : texts) sum += 48 + text.size();
   return sum;
@@ -164,6 +182,15 @@ std::size_t ShownRounds::bytes() const {
 const ShownRounds::Cell& ShownRounds::cell(std::size_t round, std::int32_t position) const {
   return cells.at(round * static_cast<std::size_t>(block_length) +
                   static_cast<std::size_t>(position));
+}
+
+std::span<const ShownRounds::Candidate> ShownRounds::candidates_at(std::size_t round,
+                                                                   std::int32_t position) const {
+  const auto width = static_cast<std::size_t>(num_candidates);
+  const std::size_t at =
+      round * static_cast<std::size_t>(block_length) + static_cast<std::size_t>(position);
+  const auto all = std::span(candidates).subspan(at * width, width);
+  return all.empty() || all[0].token < 0 ? std::span<const Candidate>() : all;
 }
 
 const std::string& ShownRounds::text(std::int32_t token) const {
@@ -185,7 +212,10 @@ std::shared_ptr<const ShownRounds> read_shown_rounds(const TraceReader& trace,
   answer_length(trace, sequence, info);
   const std::size_t rounds = trace.rows_of(sequence).size() / 2;
   const auto block = static_cast<std::size_t>(trace.info().meta.block_length);
-  control.require(rounds * (kBytesOfRound + 2 * block * sizeof(ShownRounds::Cell)));
+  const auto candidates = static_cast<std::size_t>(trace.info().meta.draft_candidates);
+  const std::size_t position =
+      sizeof(ShownRounds::Cell) + candidates * sizeof(ShownRounds::Candidate);
+  control.require(rounds * (kBytesOfRound + 2 * block * position));
   const DraftedSequence read =
       read_rounds(trace, sequence, [&](std::int64_t done, std::int64_t all) {
         control.report(static_cast<double>(done), static_cast<double>(all));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -37,23 +38,33 @@ struct ShownRounds : Payload {
     float drafted_probability_under_target = 0.0F;      ///< of the drafted token under the target
     float draft_entropy = 0.0F, target_entropy = 0.0F;  ///< nats
   };
+  /// What the draft's selector could take at a drafted position.
+  struct Candidate {
+    std::int32_t token = -1;
+    float probability = 0.0F;  ///< under the draft, before the selector
+    float score = 0.0F;        ///< the selector's
+  };
   /// A token of the answer.
   struct Told {
     std::int32_t token = -1;      ///< -1: still a mask
     std::int32_t round = -1;      ///< index into rounds; -1: decided by the prefill
     std::int32_t drafted_at = 0;  ///< block position of the drafted token; 0: the target's own
   };
-  std::int32_t block_length = 0;   ///< B
-  std::int32_t gen_length = 0;     ///< positions of the answer
-  bool has_pieces = false;         ///< false: there is no text, only token ids
-  std::vector<Round> rounds;       ///< in the order of decoding
-  std::vector<Cell> cells;         ///< [rounds, B]; only positions 1 to `drafted` hold something
-  std::vector<Told> answer;        ///< up to the last decided token
-  std::vector<std::int32_t> runs;  ///< [answer], end_of_text_runs()
+  std::int32_t block_length = 0;      ///< B
+  std::int32_t gen_length = 0;        ///< positions of the answer
+  bool has_pieces = false;            ///< false: there is no text, only token ids
+  std::vector<Round> rounds;          ///< in the order of decoding
+  std::vector<Cell> cells;            ///< [rounds, B]; only positions 1 to `drafted` hold something
+  std::int32_t num_candidates = 0;    ///< C; 0: the draft has no selector
+  std::vector<Candidate> candidates;  ///< [rounds, B, C], by falling probability
+  std::vector<Told> answer;           ///< up to the last decided token
+  std::vector<std::int32_t> runs;     ///< [answer], end_of_text_runs()
   std::unordered_map<std::int32_t, std::string> texts;  ///< readable texts of all tokens used here
 
   std::size_t bytes() const override;
   const Cell& cell(std::size_t round, std::int32_t position) const;
+  /// Of a drafted position; empty without a selector or where they were not recorded.
+  std::span<const Candidate> candidates_at(std::size_t round, std::int32_t position) const;
   /// The readable text; empty for -1.
   const std::string& text(std::int32_t token) const;
   /// Index of the round whose draft pass is this row; rounds.size() if there is none.

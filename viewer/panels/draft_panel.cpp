@@ -179,7 +179,7 @@ void plot_survival(const char* label, const DraftCounts& counts, Colour colour, 
 void draw_survival(const PanelContext& context, const DraftTotals& totals, ImVec2 size) {
   ImPlot::PushStyleVar(ImPlotStyleVar_PlotPadding, ImVec2(4.0F, 4.0F));
   constexpr ImPlotFlags kFlags = ImPlotFlags_NoMenus | ImPlotFlags_NoBoxSelect;
-  if (ImPlot::BeginPlot("share of rounds that accepted each position###survival", size, kFlags)) {
+  if (ImPlot::BeginPlot("share accepted at each position###survival", size, kFlags)) {
     ImPlot::SetupAxes(nullptr, nullptr);
     const auto last = static_cast<double>(totals.trace.survived.size()) - 1.0;
     ImPlot::SetupAxesLimits(0.5, last + 0.5, 0.0, 1.05, ImPlotCond_Always);

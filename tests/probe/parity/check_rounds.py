@@ -9,7 +9,9 @@ import re
 import sys
 from types import SimpleNamespace
 
+import h5py
 import harness
+import numpy as np
 import torch
 from check_dflash import NEAR_TIE, capture
 from dflash_checkpoints import Shape, write_pair
@@ -17,7 +19,8 @@ from dflash_oracle import COMMIT, DENOISE, decode
 
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "interchange.md"
 SHAPES = [Shape(vocab=5, seed=1), Shape(vocab=5, block_size=2, draft_layers=3, layers=9, seed=29),
-          Shape(vocab=9, draft_vocab=5, target_layers=(0, 2, 4), seed=44), Shape(vocab=7, block_size=4, seed=5)]
+          Shape(vocab=9, draft_vocab=5, target_layers=(0, 2, 4), seed=44), Shape(vocab=7, block_size=4, seed=5),
+          Shape(vocab=12, block_size=8, second=(2, 16, 6, 4), seed=1)]
 EQUAL = "{} rounds at the same positions, {} of them equal; the rounds are equal"
 LENGTHS, GEN_LENGTHS = (1, 7, 30), (23, 11, 40)
 
@@ -169,6 +172,18 @@ def check_recordings(folder, prompts):
         harness.require("the rounds are equal" in out, out)
 
 
+def check_all_of_draft(folder):
+    """Exported and imported again, a trace has all of its /draft."""
+    (folder / "whole.jsonl").write_text(harness.run("export", folder / "ours.h5", "--format", "rounds"))
+    harness.run("import", folder / "whole.jsonl", "-o", folder / "whole.h5")
+    with h5py.File(folder / "ours.h5") as ours, h5py.File(folder / "whole.h5") as again:
+        rows, others = (np.flatnonzero(file["steps/kind"][:] == 1) for file in (ours, again))
+        names = [name for name, node in ours["draft"].items() if isinstance(node, h5py.Dataset)]
+        harness.require("draft_candidates" not in ours.attrs or "candidate_score" in names, names)
+        for name in names:
+            np.testing.assert_array_equal(again["draft"][name][others], ours["draft"][name][rows], err_msg=name)
+
+
 def compare_export(trace, rounds):
     """Our own capture in that form, compared with the judge's rounds."""
     for i, (mine, theirs) in enumerate(zip(exported(trace).values(), rounds, strict=True)):
@@ -200,6 +215,7 @@ def check(folder, shape, chance):
         harness.require(run.margin > NEAR_TIE, f"a near tie of {run.margin:.1e}; choose another seed")
     capture(folder, folder / "ours.h5", prompts, "--record", "trajectory", "--no-stop").file.close()
     check_recordings(folder, prompts)
+    check_all_of_draft(folder)
     for lengthwise in (False, True):
         rounds = [rounds_of(run, prompt, lengthwise) for run, (prompt, _) in zip(runs, prompts)]
         total = sum(map(len, rounds))
