@@ -52,6 +52,10 @@ std::vector<Reason> reasons_of(const MetricResult& result) {
     reasons.push_back(reason_of(*mass, "mass_bin", "external mass",
                                 "attention to the context\u2019s features, from this share"));
   }
+  if (const ResultArray* chosen = result.find("by_chosen")) {
+    reasons.push_back(reason_of(*chosen, "candidate", "candidate",
+                                "candidate that the selector took (0: the draft\u2019s best)"));
+  }
   std::erase_if(reasons, [](const Reason& reason) { return range_of(reason.array).empty(); });
   return reasons;
 }
@@ -69,8 +73,8 @@ std::optional<ReportTable> draft_means(const MetricResult& result) {
   part.name = "draft-means";
   part.title = "Drafts in numbers";
   part.caption =
-      "Tokens a round: the accepted ones and the target\u2019s own one, without tokens after the "
-      "end of the answer. Acceptance and entropies (in nats): at positions before which every "
+      "Tokens a round: the accepted ones and the target\u2019s own one, without tokens beyond the "
+      "answer\u2019s length. Acceptance and entropies (in nats): at positions before which every "
       "drafted token was accepted. A task is a sequence\u2019s name without the numbers at its "
       "end.";
   part.table.header = {"quantity", "mean", "n"};
@@ -82,6 +86,11 @@ std::optional<ReportTable> draft_means(const MetricResult& result) {
   const std::size_t shown = std::min(tasks.axes[0].size(), kMostTasks);
   for (std::size_t i = 0; shown > 1 && i < shown; ++i) {
     add("tokens a round, " + tasks.axes[0].label(i), tasks, i);
+  }
+  if (const ResultArray* selector = result.find("selector")) {
+    for (std::size_t i = 0; i < selector->values.size(); ++i) {
+      add("selector: " + selector->axes[0].label(i), *selector, i);
+    }
   }
   const ResultArray* accepted = result.find("mass_accepted");
   if (accepted != nullptr) {
@@ -128,6 +137,10 @@ std::optional<ReportFigure> draft_positions(const MetricResult& result) {
   chart.curves = curves_of(survival, "position", "", "accepted, of all rounds");
   chart.curves.push_back(
       curves_of(acceptance, "position", "", "accepted, of those reached").front());
+  if (const ResultArray* among = result.find("among_candidates")) {
+    chart.curves.push_back(
+        curves_of(*among, "position", "", "target\u2019s token among the candidates").front());
+  }
   ReportFigure part;
   part.figure.name = "draft-positions";
   part.figure.title = "How far into the block acceptance reaches";
@@ -171,12 +184,16 @@ std::optional<ReportFigure> draft_reasons(const MetricResult& result) {
       "Share of reached positions that were accepted, by the entropies of both models and by the "
       "number of keys before the block{}. Also: share of positions where the target\u2019s token "
       "is among that many best tokens of the draft. Bars with few positions are uncertain; the "
-      "numbers below have their n. n = {} reached positions.",
+      "numbers below have their n. n = {} reached positions.{}",
       result.find("by_external_mass") == nullptr
           ? ""
           : ", and by the share of the draft\u2019s attention that goes to the context\u2019s "
             "features (mean over heads, layers together)",
-      count_text(std::llround(reached_positions(result))));
+      count_text(std::llround(reached_positions(result))),
+      result.find("by_chosen") == nullptr
+          ? ""
+          : " The selector of a DFlash 2 draft takes one of its candidates, which are numbered by "
+            "falling probability.");
   part.figure.width = panels.width();
   part.figure.height = panels.height();
   part.figure.script = script + "unset multiplot\n";

@@ -24,7 +24,7 @@ namespace blockscope {
 namespace {
 
 constexpr const char* kDraftMetric = "draft";
-constexpr const char* kBehind = "reached positions behind the answer's end";
+constexpr const char* kBehind = "reached positions beyond the answer's length";
 constexpr const char* kUnknownValue = "values of reached positions that are not known";
 constexpr const char* kNoCost = "traces without /draft/cost: no predicted speed-up";
 constexpr const char* kFiltered = "rows that the recorder's filters left out: no external mass";

@@ -333,19 +333,41 @@ const ends = new Set(data.ends);
 const confidenceClass = (confidence) =>
   confidence === null ? "cx" : `c${Math.min(9, Math.max(0, Math.floor(confidence * 10)))}`;
 
+// What a step does to a token, in the order of their numbers on the page.
+const KINDS = ["decided", "edited", "taken back", "moved"];
+
+/** Index of the last of these events up to a step; -1: none yet. */
+const lastUpTo = (events, step) => events.findLastIndex((event) => event.step <= step);
+
+/** What steps did at a position, the earliest first. Token -1: undecided again; step 0: known before. */
+function eventsOf(block, i) {
+  const all = block.events[i];
+  if (all) return all.map(([step, token, confidence, kind]) => ({step, token, confidence, kind: KINDS[kind]}));
+  return block.decided[i] < 0 ? []
+    : [{step: block.decided[i], token: block.tokens[i], confidence: block.confidence[i], kind: "decided"}];
+}
+
+/** The text's token at a position after a step; -1: undecided. */
+function tokenAt(block, i, step) {
+  const events = eventsOf(block, i);
+  return events[lastUpTo(events, step)]?.token ?? -1;
+}
+
 /** Rows of a block: positions, and runs of tokens that end the text as one. */
 function rowsOf(block) {
   const rows = [];
   block.positions.forEach((position, i) => {
-    const token = block.tokens[i];
-    const row = {first: position, last: position, count: 1, token, confidence: block.confidence[i],
-                 step: block.decided[i], steps: [block.decided[i]], ends: ends.has(token)};
+    const events = eventsOf(block, i);
+    const step = block.decided[i];
+    const row = {first: position, last: position, count: 1, events, step, steps: [step],
+                 ends: events.length === 1 && step > 0 && ends.has(block.tokens[i])};
     const before = rows[rows.length - 1];
-    if (row.ends && row.step > 0 && before?.ends && before.step > 0) {
+    if (row.ends && before?.ends) {
       before.last = position;
       before.count += 1;
-      before.step = Math.min(before.step, row.step);
-      before.steps.push(row.step);
+      before.step = Math.min(before.step, step);
+      before.steps.push(step);
+      before.events = [{...before.events[0], step: before.step}];
     } else {
       rows.push(row);
     }
@@ -353,32 +375,75 @@ function rowsOf(block) {
   return rows;
 }
 
-function chip(row) {
-  const decided = row.steps.filter((step) => step <= state.step).length;
-  const text = data.texts[row.token] + (row.count === 1 ? "" : decided === row.count
-    ? ` × ${row.count}` : ` × ${decided} of ${row.count}`);
+/** The token that an event put there; a cross where it took one back. */
+function chip(row, at) {
+  const event = row.events[at];
+  const text = (token) => token < 0 ? "undecided" : `“${data.texts[token]}”`;
+  const before = at > 0 ? text(row.events[at - 1].token) : "undecided";
+  const place = `position ${row.first}, step ${event.step}`;
+  if (event.token < 0) {
+    return make("bdi", {class: "gone", "data-tip": `${place}: ${before} ${event.kind}`}, "×");
+  }
+  const known = event.step === 0 || row.count > 1;
   const told = row.count > 1
     ? `positions ${row.first} to ${row.last}, steps ${row.step} to ${Math.max(...row.steps)}`
-    : row.step === 0 ? `position ${row.first}, known before step 1`
-                     : `position ${row.first}, step ${row.step}, confidence ${number(row.confidence, 3)}`;
-  const known = row.step === 0 || row.count > 1;
-  const looked = attentionOf(row.step)?.queries.some((query) => query.position === row.first);
-  const attributes = {class: known ? "known" : confidenceClass(row.confidence), "data-tip": told,
+    : event.step === 0 ? `position ${row.first}, known before step 1`
+    : `${place}, confidence ${number(event.confidence, 3)}` +
+      (event.kind === "decided" ? "" : `, ${event.kind}, was ${before}`);
+  const decided = row.steps.filter((step) => step <= state.step).length;
+  const shown = data.texts[event.token] + (row.count === 1 ? "" : decided === row.count
+    ? ` × ${row.count}` : ` × ${decided} of ${row.count}`);
+  const attributes = {class: known ? "known" : confidenceClass(event.confidence), "data-tip": told,
                       "data-position": row.first};
-  if (!looked) return make("bdi", attributes, text);
+  const looked = attentionOf(event.step)?.queries.some((query) => query.position === row.first);
+  if (!looked) return make("bdi", attributes, shown);
   return make("button", {...attributes, type: "button", click: () => {
     const position = row.first;
-    change({step: row.step});
+    change({step: event.step});
     change({position});
-  }}, text);
+  }}, shown);
+}
+
+/** The cells of a row up to the chosen step, and empty ones after it. */
+function cellsOf(row, steps) {
+  const cells = [];
+  let column = 0;
+  let held = -1;
+  const fillTo = (end, kind) => {
+    if (end > column) cells.push(make("td", {class: kind, colspan: end - column}));
+    column = Math.max(column, end);
+  };
+  row.events.forEach((event, at) => {
+    if (event.step > state.step) return;
+    const changed = event.step === 0 && row.events[at + 1]?.step === 1 && state.step > 0;
+    if (!changed) {  // else its change takes the first column
+      fillTo(event.step - 1, held < 0 ? "mask" : "settled");
+      const kind = event.kind === "decided" || event.token < 0 ? "" : ` ${event.kind}`;
+      cells.push(make("td", {class: `token${kind}`}, chip(row, at)));
+      column += 1;
+    }
+    held = event.token;
+  });
+  fillTo(state.step, held < 0 ? "mask" : "settled");
+  fillTo(steps, "");
+  return cells;
+}
+
+/** "3 decided, 1 edited": what the chosen step did in the block. */
+function stepText(block) {
+  const events = block.positions.flatMap((_, i) => eventsOf(block, i)).filter((one) => one.step === state.step);
+  const counts = KINDS.map((kind) => [kind, events.filter((one) => one.kind === kind)]);
+  const sure = counts[0][1].map((one) => one.confidence).filter((one) => one !== null);
+  const mean = sure.length ? sure.reduce((a, b) => a + b) / sure.length : null;
+  return counts.filter(([kind, list]) => kind === "decided" || list.length)
+    .map(([kind, list]) => `${list.length} ${kind}`).join(", ") +
+    (mean === null ? "" : `, mean confidence ${number(mean, 3)}`);
 }
 
 const trajectory = make("div", {class: "explore", id: "explore-trajectory"});
 function drawTrajectory() {
   const block = blockNow();
   const rows = rowsOf(block);
-  const done = (row) => row.step >= 0 && row.step <= state.step;
-  const cells = (kind, count) => count > 0 ? [make("td", {class: kind, colspan: count})] : [];
   const head = make("tr", {}, make("th", {scope: "col"}, "position"));
   for (let step = 1; step <= block.steps; ++step) {
     head.append(make("th", {scope: "col", class: step === state.step ? "now" : null}, `${step}`));
@@ -386,21 +451,17 @@ function drawTrajectory() {
   head.append(make("th", {class: "room"}));
   const body = rows.map((row) => make(
     "tr", {}, make("th", {scope: "row"}, row.count > 1 ? `${row.first}–${row.last}` : `${row.first}`),
-    ...(done(row)
-      ? [...cells("mask", Math.max(row.step, 1) - 1), make("td", {class: "token"}, chip(row)),
-         ...cells("settled", state.step - Math.max(row.step, 1)),
-         ...cells("", block.steps - Math.max(row.step, 1, state.step))]
-      : [...cells("mask", state.step), ...cells("", block.steps - state.step)]),
-    make("td", {class: "room"})));
+    ...cellsOf(row, block.steps), make("td", {class: "room"})));
   const facts = data.sequences.find((one) => one.sequence === state.sequence).facts;
-  const now = block.decided.flatMap((step, i) => step === state.step && step > 0 ? [i] : []);
-  const undecided = block.decided.filter((step) => step < 0 || step > state.step).length;
-  const sure = now.map((i) => block.confidence[i]).filter((one) => one !== null);
-  const mean = sure.length ? sure.reduce((a, b) => a + b) / sure.length : null;
+  const undecided = block.positions.filter((_, i) => tokenAt(block, i, state.step) < 0).length;
   const text = make("p", {class: "text"}, ...rows.map((row) => {
-    const node = done(row) ? chip(row) : make("bdi", {class: "dots", "data-tip":
+    const at = lastUpTo(row.events, state.step);
+    const event = row.events[at];
+    const node = event && event.token >= 0 ? chip(row, at) : make("bdi", {class: "dots", "data-tip":
       `position ${row.first}${row.count > 1 ? ` to ${row.last}` : ""}: undecided`}, "·");
-    if (state.step > 0 && row.steps.includes(state.step)) node.classList.add("new");
+    if (state.step > 0 && (event?.step === state.step || row.steps.includes(state.step))) {
+      node.classList.add(event?.kind === "edited" || event?.kind === "moved" ? event.kind : "new");
+    }
     return node;
   }));
   trajectory.replaceChildren(
@@ -409,8 +470,7 @@ function drawTrajectory() {
     byId("trajectory").querySelector(".legend").cloneNode(true), text,
     make("p", {class: "note", "aria-live": "polite"}, state.step === 0
       ? `Before step 1: ${undecided} undecided.`
-      : `Step ${state.step}: ${now.length} decided` +
-        (mean === null ? "" : `, mean confidence ${number(mean, 3)}`) + `; ${undecided} undecided left.`),
+      : `Step ${state.step}: ${stepText(block)}; ${undecided} undecided left.`),
     make("div", {class: "scroll"}, make(
       "table", {class: "trajectory"}, make("caption", {}, make("span", {}, `Block ${block.block} of sequence ${
         block.sequence}: positions ${block.positions[0]}–${block.positions.at(-1)}, ${block.steps} steps`)),
@@ -514,7 +574,7 @@ function drawAttention() {
   keys.sort((a, b) => a.position - b.position);
   const sorted = [...keys].sort((a, b) => b.weight - a.weight);
   const block = blockNow();
-  const token = block.tokens[block.positions.indexOf(query.position)];
+  const token = tokenAt(block, block.positions.indexOf(query.position), state.step);
   title.append(` Of ${headName(head)}, at step ${state.step} of block ${state.block}. The query at position ${
     query.query} decides “${data.texts[token] ?? "·"}” at position ${query.position}. Shade: square ` +
     `root of the weight; underlined: the block; framed: the query. n = ${keys.length} keys.`);

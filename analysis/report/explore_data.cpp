@@ -26,14 +26,33 @@ json confidence_json(float confidence) {
   return std::round(double{confidence} * 1000.0) / 1000.0;
 }
 
-/// How one block was decoded: by position its token, step and confidence.
-json block_json(const TraceReader& trace, const BlockSteps& block, PageTexts& texts) {
+/// All that steps did at a position: step, token, confidence and kind of each, as a ChangeKind.
+json events_json(const TrajectoryPosition& item, PageTexts& texts) {
+  json events = json::array();
+  for (const TrajectoryEvent& event : item.events) {
+    events.push_back({event.step,
+                      event.token < 0 ? -1 : static_cast<std::int64_t>(texts.index(event.token)),
+                      confidence_json(event.confidence), static_cast<int>(event.kind)});
+  }
+  return events;
+}
+
+/// How one block was decoded: by position its token, step and confidence. Positions that steps
+/// changed more than once have all changes in `events`. `cost` grows by the values held.
+json block_json(const TraceReader& trace, const BlockSteps& block, PageTexts& texts,
+                std::size_t& cost) {
   const TrajectoryBlock trajectory = trajectory_of(trace, block);
   json tokens = json::array();
   json steps = json::array();
   json confidences = json::array();
   json positions = json::array();
-  for (const TrajectoryPosition& item : trajectory.positions) {
+  json events = json::object();
+  for (std::size_t i = 0; i < trajectory.positions.size(); ++i) {
+    const TrajectoryPosition& item = trajectory.positions[i];
+    if (!item.plain()) {
+      events[std::to_string(i)] = events_json(item, texts);
+      cost += item.events.size();
+    }
     positions.push_back(item.position);
     tokens.push_back(item.token < 0 ? -1 : static_cast<std::int64_t>(texts.index(item.token)));
     steps.push_back(item.step);
@@ -41,7 +60,7 @@ json block_json(const TraceReader& trace, const BlockSteps& block, PageTexts& te
   }
   return {{"sequence", block.sequence}, {"block", block.block}, {"steps", trajectory.num_steps},
           {"positions", positions},     {"tokens", tokens},     {"decided", steps},
-          {"confidence", confidences}};
+          {"confidence", confidences},  {"events", events}};
 }
 
 json sequence_json(const TraceReader& trace, std::int64_t index) {
@@ -139,7 +158,7 @@ json explore_data(const TraceGroup& traces, const std::vector<BlockSteps>& block
     if (!decoded.contains(block.sequence)) positions += TrajectoryLimits().prompt_tokens;
     if (!held.empty() && positions > limits.positions) break;
     try {
-      decoded[block.sequence][block.block] = block_json(trace, block, texts);
+      decoded[block.sequence][block.block] = block_json(trace, block, texts, positions);
     } catch (const CorruptTrace&) {
       throw;
     } catch (const TraceError&) {

@@ -148,13 +148,31 @@ TraceCounts count_trace(const std::vector<std::vector<BlockSteps>>& blocks) {
   return counts;
 }
 
-std::string model_name(const TraceGroup& traces) {
-  const json model = parsed(traces.trace(0).info().meta.model_json);
+namespace {
+
+/// The name of a model in a trace's JSON; empty if it has none.
+std::string requested_name(const json& model) {
   std::string name = text_of(model, "requested");
   while (name.size() > 1 && name.back() == '/') name.pop_back();
   const std::size_t slash = name.rfind('/');
   // Name a local folder by its last part. A hub id such as "JetLM/SDAR-1.7B" has one slash.
   if (name.starts_with('/') || name.starts_with('.')) name = name.substr(slash + 1);
+  return name;
+}
+
+/// Of a draft, the target that it ran with; of a target, the draft. Empty: not known.
+std::pair<std::string, std::string> partner(const json& model) {
+  for (const auto& [member, label] : {std::pair("target", "Target"), std::pair("draft", "Draft")}) {
+    if (!model.is_object() || !model.contains(member)) continue;
+    return {label, requested_name(model[member])};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string model_name(const TraceGroup& traces) {
+  const std::string name = requested_name(parsed(traces.trace(0).info().meta.model_json));
   return name.empty() ? "a block-diffusion model" : name;
 }
 
@@ -177,6 +195,9 @@ std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& tra
       fmt::format("{}{}: {}", model_name(traces),
                   digest.empty() ? "" : fmt::format(" (checkpoint {})", digest.substr(0, 12)),
                   shape));
+  if (meta.has_draft) {
+    if (const auto other = partner(model); !other.second.empty()) facts.push_back(other);
+  }
   const std::string policy = text_of(run, "policy");
   facts.emplace_back("Attention",
                      policy.empty() ? "unknown policy" : fmt::format("policy {}", policy));

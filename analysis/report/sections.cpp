@@ -94,13 +94,11 @@ ReportSection trajectory_section(const TraceGroup& traces, const PictureChoice& 
             "a step, and each cell the timestep of its pass.",
             {ReportHtml{steps_html(traces.trace(0), choice.blocks)}}};
   }
-  return {
-      "trajectory",
-      "How a text appears",
-      "Each row is a position, each column a denoising step. A token appears at the step since "
-      "which it stays, coloured by its confidence. Before, a dot stands for an undecided position, "
-      "or for a token that was lost or changed.",
-      {ReportHtml{trajectory_html(traces.trace(0), choice.blocks, choice.block)}}};
+  return {"trajectory",
+          "How a text appears",
+          "Each row is a position, each column a denoising step. A token appears at the step that "
+          "decided it, coloured by its confidence. A dot stands for an undecided position.",
+          {ReportHtml{trajectory_html(traces.trace(0), choice.blocks, choice.block)}}};
 }
 
 ReportSection stability_section(const TraceGroup& traces, const PictureChoice& choice,

@@ -41,6 +41,7 @@ void add_initial_positions(const TraceReader& trace, const StepRef& first, Traje
       item.token = generated < 0 ? prompt[static_cast<std::size_t>(item.position)]
                                  : frame.generated_tokens[at];
       item.step = 0;
+      item.events.push_back({0, item.token, item.confidence, ChangeKind::decided});
     }
     block.positions.push_back(item);
   }

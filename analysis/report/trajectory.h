@@ -16,7 +16,7 @@ namespace blockscope {
 
 /// What a step put at a position.
 struct TrajectoryEvent {
-  std::int32_t step = 0;
+  std::int32_t step = 0;    ///< 0: known before step 1
   std::int64_t token = -1;  ///< -1: a mask
   float confidence = std::numeric_limits<float>::quiet_NaN();
   ChangeKind kind = ChangeKind::decided;
@@ -29,6 +29,11 @@ struct TrajectoryPosition {
   std::int32_t step = -1;     ///< the step that decided it; 0: known before step 1; -1: never
   float confidence = std::numeric_limits<float>::quiet_NaN();
   std::vector<TrajectoryEvent> events;  ///< by step; the last one with a token gave it
+
+  /// One step at most put a token there, for good.
+  bool plain() const {
+    return events.empty() || (events.size() == 1 && events[0].kind == ChangeKind::decided);
+  }
 };
 
 /// One block's trajectory.

@@ -98,17 +98,17 @@ std::string position_row(const TraceReader& trace, const TrajectoryPosition& ite
   std::string html = fmt::format("<tr><th scope=\"row\">{}</th>", item.position);
   std::int64_t held = -1;  // the token after `column` columns
   std::int32_t column = 0;
-  if (item.step == 0) {
-    html += fmt::format("<td class=\"token\">{}</td>", chip(trace, item));
-    held = item.token;
-    column = 1;
-  }
   const auto fill_to = [&](std::int32_t end) {
     html += run_of_cells(held < 0 ? "mask" : "settled", end - column);
     column = std::max(column, end);
   };
-  for (const TrajectoryEvent& event : item.events) {
+  for (std::size_t i = 0; i < item.events.size(); ++i) {
+    const TrajectoryEvent& event = item.events[i];
     if (event.step > steps) break;
+    if (event.step == 0 && i + 1 < item.events.size() && item.events[i + 1].step == 1) {
+      held = event.token;  // a known token has the first column, which its change takes
+      continue;
+    }
     fill_to(event.step - 1);
     html += event_cell(trace, item, event, held);
     held = event.token;
@@ -179,7 +179,7 @@ std::string legend(bool edits) {
   if (edits) {
     html +=
         "<span class=\"edited\">edited</span><span class=\"moved\">moved by an insertion or "
-        "deletion</span><span class=\"gone\">\u00d7</span><span>taken back</span>";
+        "deletion</span><span class=\"gone\">\u00d7 taken back</span>";
   }
   return html + "</p>\n";
 }
@@ -305,9 +305,10 @@ padding:0 5px;border-radius:3px;z-index:1}
 .trajectory td.mask{background:radial-gradient(circle,var(--line) 1.6px,transparent 2px)
 center left/21px 20px repeat-x}
 .trajectory td.settled{background:linear-gradient(var(--line),var(--line)) center/100% 1px no-repeat}
-.trajectory td.edited bdi,.legend .edited{outline:2px solid #d55e00}
-.trajectory td.moved bdi,.legend .moved{outline:1px dashed #0072b2}
+.trajectory td.edited>*,.legend .edited,.text .edited{outline:2px solid #d55e00}
+.trajectory td.moved>*,.legend .moved,.text .moved{outline:1px dashed #0072b2}
 .gone{color:#d55e00}
+.trajectory bdi.gone{background:var(--ground)}
 .known{background:var(--soft);color:var(--text)}
 .cx{background:var(--soft);color:var(--text);outline:1px dashed var(--line)}
 .legend{display:flex;flex-wrap:wrap;gap:2px;font-size:12px;align-items:center}

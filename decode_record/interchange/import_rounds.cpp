@@ -70,6 +70,10 @@ class RoundsReader {
       read_line(JsonNode(document, place, refuse_trajectory));
     }
     if (!has_header_) throw TrajectoryError(fmt::format("{}: file: expected JSON lines", name_));
+    if (open_.empty()) {
+      throw TrajectoryError(
+          fmt::format("{}: expected a sequence (prompt_ids) after the header, got none", name_));
+    }
     for (OpenSequence& open : open_) finish(open);
     return std::move(run_);
   }

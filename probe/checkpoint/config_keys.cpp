@@ -199,8 +199,12 @@ void refuse_unsupported(const JsonObject& file, const Family& family, std::int64
                 "other layer types are not supported");
     }
   }
-  const auto activation = file.optional_string("hidden_act");
-  if (activation && *activation != "silu") file.fail("hidden_act", "\"silu\"");
+  if (family.keys.contains("hidden_act")) {
+    file.pass_over({"hidden_act"});  // the family reads its own key
+  } else if (const auto activation = file.optional_string("hidden_act").value_or("silu");
+             activation != "silu") {
+    file.fail("hidden_act", "\"silu\"");
+  }
   if (file.optional_boolean("mlp_bias").value_or(false)) file.fail("mlp_bias", "false");
   if (file.optional_boolean("use_qk_norm").value_or(family.qk_norm) != family.qk_norm) {
     file.fail("use_qk_norm", fmt::format("{}, as in every model of the family", family.qk_norm));

@@ -108,6 +108,8 @@ GlobalSizes global_sizes(const JsonObject& keys, const ModelConfig& config,
   GlobalSizes sizes{head_dim, kv_heads > 0 ? kv_heads : config.num_kv_heads};
   const auto listed = keys.optional_object("per_layer_config");
   if (!listed) return sizes;
+  // As transformers writes and reads it where all layers have the same sizes.
+  if (listed->raw().empty()) return {config.head_dim, config.num_kv_heads};
   std::optional<GlobalSizes> first;
   std::vector<bool> named(global.size(), false);
   for (const auto& [name, value] : listed->raw().items()) {
@@ -229,6 +231,16 @@ void read_canvas_decoding(const JsonObject& file, GemmaConfig& gemma) {
   add("stop_entropy", file.optional_number("confidence_threshold", 1e-9, kMost));
   gemma.denoising_steps =
       file.optional_integer("max_denoising_steps", 1, kMaxPositions).value_or(0);
+  // A cache changes the speed of transformers' decoding, but a quantised one also its results.
+  if (const auto cache = file.optional_string("cache_implementation"); cache == "quantized") {
+    file.fail("cache_implementation", "a cache that keeps keys and values as they are");
+  }
+  file.pass_over({"eos_token_id", "bos_token_id", "pad_token_id", "max_new_tokens", "max_length",
+                  "return_dict_in_generate", "cache_config", "disable_compile", "_commit_hash",
+                  "_from_model_config", "transformers_version"});
+  for (const std::string& key : file.unread()) {
+    file.fail(key, "no such key: DiffusionGemmaGenerationConfig has none of this name");
+  }
 }
 
 void finish_gemma(const ConfigFile& file, ModelConfig& config) {
@@ -339,7 +351,9 @@ Family diffusion_gemma_family() {
   family.experts = true;
   family.norm_weight_first = true;
   family.mask_keys = family.block_length_keys = {};  // finish_gemma() reads canvas_length
-  family.keys = {{"num_experts_per_tok", "top_k_experts"}};
+  family.keys = {{"num_experts_per_tok", "top_k_experts"}, {"hidden_act", "hidden_activation"}};
+  family.default_head_dim = 256;
+  family.stops_in_generation_config = true;
   family.weights.embed = "model.decoder.embed_tokens.weight";
   family.weights.norm = "model.decoder.norm.weight";
   family.weights.layer = "model.decoder.layers.{}.";

@@ -90,6 +90,7 @@ struct Family {
   bool rotates_in_float32 = false;      // q and k are rotated before they are rounded
   bool norm_weight_first = false;       // norms are rounded only after multiplying by the weight
   std::int64_t default_head_dim = 128;  // if the key is absent; 0: hidden_size / heads
+  bool stops_in_generation_config = false;  // only there; eos_token_id of config.json is not read
   std::optional<double> default_rope_theta{};  // if no key has it; nothing: the file must
 
   std::vector<std::string> mask_keys{"mask_token_id"};  // keys of the mask id

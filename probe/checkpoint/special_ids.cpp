@@ -58,7 +58,7 @@ std::string resolve_special_ids(const ConfigFile& file, ModelConfig& config) {
       return "generation_config.json:eos_token_id";
     }
   }
-  if (!in_config) return "not given";
+  if (!in_config || file.family.stops_in_generation_config) return "not given";
   config.stop_token_ids = *in_config;
   return "config.json:eos_token_id";
 }

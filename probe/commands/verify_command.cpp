@@ -157,9 +157,11 @@ std::vector<OutputFile*> draw_figures(VerifyOutputs& outputs, const std::vector<
 }
 
 std::string decoding_line(const DecodingFlags& flags, const DecodeOptions& decode) {
-  return fmt::format("{}, B {}, {}, gen length {}, {}, seed {}", strategy_text(decode.unmasking),
-                     decode.block_length(), steps_text(decode.unmasking), flags.gen_length,
-                     sampling_text(flags.sampling), flags.sampling.seed);
+  return fmt::format(
+      "{}, B {}, {}, gen length {}, {}, seed {}", strategy_text(decode.unmasking),
+      decode.block_length(), steps_text(decode.unmasking), flags.gen_length,
+      decode.canvas ? "drawn at a falling temperature" : sampling_text(flags.sampling),
+      flags.sampling.seed);
 }
 
 VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,

@@ -72,6 +72,7 @@ struct DecodeRequest {
   uint64_t prompt_hash = 0;                       // identifies the random stream
   bool replayed = false;                          // use the tokens of `replay`
   std::vector<ReplayStep> replay;                 // in order
+  bool replay_ends_within = false;                // its last block was not committed
   std::shared_ptr<const CommittedPrefix> prefix;  // the prompt's whole blocks; null: prefill them
 };
 

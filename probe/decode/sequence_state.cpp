@@ -176,10 +176,15 @@ void take_decision(SequenceState& state, const SequencePass& pass, const StepDec
 
 /// Whether the sequence ends with this step, though its block may have masks. Sub-blocks: at the
 /// first stop token without a mask before it. joint_threshold: the same, but only at a step that
-/// wrote a stop token, like diffusers' `check_eos_finished`.
+/// wrote a stop token, like diffusers' `check_eos_finished`. A replay ends where the run did.
 bool stops_within_block(const SequenceState& state, const StepDecision& decision,
                         const DecodeOptions& options) {
-  if (options.autoregressive() || state.request->replayed) return false;
+  if (options.autoregressive()) return false;
+  if (state.request->replayed) {
+    const bool commits = !options.bidirectional && !options.fuses_commits();
+    return commits && state.request->replay_ends_within &&
+           state.replay_cursor >= state.request->replay.size();
+  }
   const auto stops = [&](int64_t p) {
     const int64_t token = decision.prediction.token[static_cast<size_t>(p)];
     return std::ranges::find(options.stop_ids, token) != options.stop_ids.end();
@@ -208,7 +213,7 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   ++state.outcome.denoising_steps;
   take_decision(state, pass, decision, options);
   if (stops_within_block(state, decision, options)) {
-    state.outcome.reason = FinishReason::stop;
+    state.outcome.reason = state.request->replayed ? FinishReason::replayed : FinishReason::stop;
     return;
   }
   if (options.canvas) {

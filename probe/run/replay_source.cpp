@@ -127,6 +127,10 @@ ReplaySource read_replay(const std::string& path, bool answers_alone) {
     request.prompt_hash = prompt_hash(ids);
     request.replayed = true;
     request.replay = read_steps(reader, index, static_cast<int64_t>(sequence.prompt.size()));
+    const std::vector<std::int64_t> rows = reader.rows_of(index);
+    request.replay_ends_within =
+        !rows.empty() && sequence.finish_reason != FinishReason::length &&
+        reader.steps(rows.back(), 1).kind[0] == static_cast<uint8_t>(PassKind::denoise);
     for (const ReplayStep& step : request.replay) {
       for (const int64_t position : step.noise_positions) {
         request.gen_length =

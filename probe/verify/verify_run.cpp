@@ -144,7 +144,9 @@ class VerifyLoop {
     const std::vector<SequenceRun>& reference = runs_.front().sequences;
     for (DecodeRequest& request : replayed) {
       request.replayed = true;
-      request.replay = reference[static_cast<size_t>(request.sequence)].steps;
+      const SequenceRun& run = reference[static_cast<size_t>(request.sequence)];
+      request.replay = run.steps;
+      request.replay_ends_within = !run.rows.empty() && !run.rows.back().commit;
     }
     for (PolicyRun& one : runs_) {
       if (one.meter == nullptr) continue;

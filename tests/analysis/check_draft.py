@@ -4,6 +4,7 @@ random pairs in both layouts: greedy, sampled, filtered, cut and resumed, severa
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import sys
@@ -118,12 +119,39 @@ def check_pairs(folder):
     return greedy, short
 
 
+def rows_of(page, name):
+    return page.figures[name]["rows"]
+
+
+def number(text):
+    return float(text.replace(",", "").replace("\u2013", "nan"))
+
+
+def same(text, value):
+    wanted = 6e-5 if abs(value) >= 1e-3 else 6e-3 * abs(value)
+    assert abs(number(text) - value) <= wanted or np.isnan(value), (text, value)
+
+
 def check_second(folder):
     """A draft with a selector, and one that samples from the anchor."""
     write_pair(folder, Shape(vocab=12, block_size=8, second=(2, 16, 6, 4), seed=1))
     write_prompts(folder / "prompts.jsonl", 12, (3, 20, 9), (60, 25))
     found = check("selector", capture(folder, "run.h5", "--record", "summary"))
     assert all(any(values) for values in found.shares["selector"].values()) and len(found.shares["by_chosen"]) == 4
+    code, _, error = run("report", folder / "run.h5", "-o", folder / "page.html")
+    assert code == 0, error
+    page = Page((folder / "page.html").read_text(encoding="utf-8"))
+    assert re.search(r"Model\s*draft\b.*?Target\s*target\b", page.text, re.DOTALL), "the pair's names"
+    for label, values in found.shares["by_chosen"].items():
+        row, = (row for row in rows_of(page, "draft-reasons") if row[:2] == ["candidate", label])
+        same(row[2], np.mean(values))
+        assert number(row[3]) == len(values)
+    for label, values in found.shares["selector"].items():
+        row, = (row for row in rows_of(page, "draft-means") if row[0] == f"selector: {label}")
+        same(row[1], np.mean(values))
+    for label, values in found.shares["among_candidates"].items():
+        row, = (row for row in rows_of(page, "draft-positions") if row[0] == label)
+        same(row[3], np.mean(values))
     for name, value in (("candidate_chosen", 4), ("candidate_target", -2)):
         spoiled = folder / "spoiled.h5"
         shutil.copy(folder / "run.h5", spoiled)
@@ -289,10 +317,6 @@ def check_damage(folder, trace, without):
     assert code == 0 and "draft" not in [m["metric"] for m in said["metrics"] + said["unavailable"]]
 
 
-def rows_of(page, name):
-    return page.figures[name]["rows"]
-
-
 def check_report(folder, trace, without):
     """The section's numbers are the metric's; without a cost a sentence replaces the figure."""
     code, _, error = run("report", trace, "-o", folder / "page.html", "--figures", folder / "figures")
@@ -301,12 +325,6 @@ def check_report(folder, trace, without):
     check_self_contained(page)
     check_captions(page)
     arrays = {name: list(cells.items()) for name, cells in Reference([Trace(trace)]).arrays().items()}
-    number = lambda text: float(text.replace(",", "").replace("\u2013", "nan"))
-
-    def same(text, value):
-        wanted = 6e-5 if abs(value) >= 1e-3 else 6e-3 * abs(value)
-        assert abs(number(text) - value) <= wanted or np.isnan(value), (text, value)
-
     for row, (label, (count, _)) in zip(rows_of(page, "draft-lengths")[1:], arrays["lengths"], strict=True):
         assert (row[0], number(row[1])) == (label, count)
     survival, acceptance = dict(arrays["survival"]), dict(arrays["acceptance"])

@@ -270,6 +270,58 @@ def test_many_at_a_step(reader, folder, model):
         "document.querySelector('#explore-attention p').innerText")
 
 
+def changes_of(trace, row):
+    """{position: token} that a row put there or took back (None), and what kind each change is."""
+    frames = trace.file["frames"]
+    put, gone = (slice(int(frames[f"{name}_end"][row - 1]) if row else 0, int(frames[f"{name}_end"][row]))
+                 if f"{name}_end" in frames else slice(0, 0) for name in ("delta", "revoke"))
+    put = dict(zip(frames["position"][put].tolist(), frames["token"][put].tolist()))
+    gone = frames["revoke_position"][gone].tolist() if gone.stop else []
+    return put | dict.fromkeys(gone)  # what is taken back gets the mask's id
+
+
+def test_changed_tokens(reader, folder):
+    """Step by step, the page's text is the frame's, where steps edit tokens or take them back."""
+    for name, model, flags, kinds in (
+            ("edited", "models/needle", ("--strategy", "joint_threshold,threshold=0.3,editing_threshold=0.2",
+                                         "--denoising-steps", 4), {"edited"}),
+            ("taken back", "models/needle-bidirectional", ("--strategy", "wino,threshold_back=1"), {"taken back"})):
+        path = folder / "changed.h5"
+        run("capture", ROOT.parent / model, "--prompts", ROOT.parent / "models/needle/demo.jsonl", "--limit", 3, "-q",
+            "--gen-length", 32, "--record", "trajectory", *flags, "-o", path, "--force")
+        run("report", path, "-o", folder / "changed.html", "-q", "--force")
+        trace = Trace(str(path))
+        ends, pieces = (trace.file[f"tokenizer/piece_{n}"][:] for n in ("offset", "bytes"))
+        text = lambda token: pieces[ends[token]:ends[token + 1]].tobytes().decode("utf-8", "replace").replace(
+            " ", "\u2423").replace("\n", "\u21b5")
+        seen = set()
+        for (sequence, block), rows in trace.blocks().items():
+            prompt, tokens = int(trace.prompt_length[sequence]), {}
+            for row in rows:
+                changes, step = changes_of(trace, row), int(trace.step["step"][row])
+                counts = {"decided": 0, "edited": 0, "taken back": 0}
+                for position, token in changes.items():
+                    before = tokens.get(position)
+                    counts["taken back" if token is None else "decided" if before is None else "edited"] += 1
+                    tokens[position] = token
+                seen |= {kind for kind, count in counts.items() if count}
+                if not counts["edited"] and not counts["taken back"] and step % 3:
+                    continue  # test_steps looks at such steps
+                reader.open(f"#sequence={sequence}&block={block}&step={step}", page=folder / "changed.html")
+                note = reader.see("document.querySelector('#explore-trajectory p.note').textContent")
+                told = {kind: int(count) for count, kind in re.findall(r"(\d+) (decided|edited|taken back)", note)}
+                assert {kind: told.get(kind, 0) for kind in counts} == counts, (name, block, step, note, counts)
+                shown = dict(reader.see("""[...document.querySelectorAll("#explore-trajectory p.text [data-position]")]
+                    .map((chip) => [Number(chip.dataset.position), chip.textContent])"""))
+                wanted = {prompt + p: text(t) for p, t in tokens.items() if t is not None}
+                runs = {p for p, shape in shown.items() if " \u00d7 " in shape}
+                for place, token in shown.items():
+                    if place - prompt in tokens and place not in runs:
+                        assert token == wanted[place], (name, sequence, block, step, place, token, wanted)
+                assert runs or not set(wanted) - set(shown), (name, step, set(wanted) - set(shown))
+        assert kinds <= seen, (name, seen)
+
+
 def test_sorting(reader):
     reader.open()
     column = """[...document.querySelectorAll("#external-mass tbody tr")].map((row) => row.cells[2].textContent)"""
@@ -376,7 +428,8 @@ def main():
         shown = shown["sequence"], shown["block"]
         tests = ((test_steps, (trace, shown)), (test_play, (shown,)), (test_link, (trace, shown)),
                  (test_hover, (trace,)), (test_layer_and_head, (trace,)), (test_attention, (trace, shown)),
-                 (test_many_at_a_step, (folder, model)), (test_sorting, ()), (test_ends, (folder,)),
+                 (test_many_at_a_step, (folder, model)), (test_changed_tokens, (folder,)), (test_sorting, ()),
+                 (test_ends, (folder,)),
                  (test_without_scripts_and_in_print, (folder,)), (test_hostile_title, (folder, trace)))
         for test, arguments in tests:
             test(reader, *arguments)

@@ -13,7 +13,7 @@ import numpy as np
 ENTROPY = [0, 0.01, 0.03, 0.1, 0.3, 1, 2, 3, 4, 6]
 MASS = [i / 10 for i in range(10)]
 POWERS = [0, 1, *(2**i for i in range(1, 25))]
-BEHIND = "reached positions behind the answer's end"
+BEHIND = "reached positions beyond the answer's length"
 NON_FINITE = "values that are NaN or infinite"
 UNKNOWN = "values of reached positions that are not known"
 

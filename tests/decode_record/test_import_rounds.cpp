@@ -274,6 +274,7 @@ TEST(ImportRounds, RefusesLinesThatAreNone) {
   EXPECT_THAT(with(lines()[1].dump()), HasSubstr("sequence: expected a sequence that has no line"));
   EXPECT_EQ(with(" \r\n\n"), "taken");
   EXPECT_THAT(refusal_of("\n\n"), HasSubstr("expected JSON lines"));
+  EXPECT_THAT(refusal_of(header().dump()), HasSubstr("expected a sequence (prompt_ids) after the"));
   EXPECT_THAT(refusal_of(R"({"sequence":1})"), HasSubstr("in.jsonl:1: format: expected a value"));
 }
 

@@ -113,6 +113,26 @@ TEST(DiffusionGemmaConfig, TheLastLayerSeesAllKeys) {
   EXPECT_EQ(gemma_config(config).layer(2).window, 0);
 }
 
+/// transformers writes an empty per_layer_config where all layers have the same sizes, and reads it
+/// without global_head_dim.
+TEST(DiffusionGemmaConfig, AnEmptyListMeansOneSizeForAllLayers) {
+  const ModelConfig config =
+      gemma_config(with_key("/text_config/per_layer_config", json::object()));
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    EXPECT_EQ(config.layer(layer).head_dim, 256);
+    EXPECT_EQ(config.layer(layer).num_kv_heads, config.layer(0).num_kv_heads);
+  }
+  EXPECT_EQ(config.layer(2).window, 0);
+}
+
+TEST(DiffusionGemmaConfig, DefaultsAreThoseOfTransformers) {
+  json keys = gemma_keys();
+  keys["text_config"].erase("head_dim");
+  EXPECT_EQ(gemma_config(keys).layer(0).head_dim, 256);
+  EXPECT_EQ(gemma_config(with_key("/text_config/hidden_act", "silu")).num_layers, 3)
+      << "only hidden_activation counts";
+}
+
 TEST(DiffusionGemmaConfig, WhatWeDoNotDoIsRefusedByName) {
   const std::vector<std::pair<const char*, json>> changes = {
       {"/tie_word_embeddings", false},
@@ -130,7 +150,6 @@ TEST(DiffusionGemmaConfig, WhatWeDoNotDoIsRefusedByName) {
       {"/text_config/per_layer_config/2/num_key_value_heads", 3},
       {"/text_config/per_layer_config/0", {{"head_dim", 128}}},
       {"/text_config/per_layer_config/last", {{"head_dim", 128}}},
-      {"/text_config/per_layer_config", json::object()},
       {"/text_config/use_double_wide_mlp", true},
       {"/text_config/num_kv_shared_layers", 4},
       {"/text_config/a_key_of_tomorrow", 1},
@@ -160,7 +179,17 @@ TEST(DiffusionGemmaConfig, TheGenerationConfigDecides) {
   EXPECT_EQ(config.gemma->strategy_options,
             ",entropy_bound=0.25,t_max=0.9,stable_steps=2,stop_entropy=0.5");
   EXPECT_EQ(config.gemma->denoising_steps, 12);
-  EXPECT_EQ(decoded_config({{"eos_token_id", 1}}).gemma->strategy_options, "");
+  EXPECT_EQ(decoded_config({{"eos_token_id", 1}, {"cache_implementation", "static"}})
+                .gemma->strategy_options,
+            "");
+}
+
+TEST(DiffusionGemmaConfig, OnlyTheGenerationConfigNamesStopTokens) {
+  ASSERT_TRUE(gemma_keys()["text_config"].contains("eos_token_id"));
+  EXPECT_TRUE(gemma_config(gemma_keys()).stop_token_ids.empty());
+  EXPECT_TRUE(decoded_config({{"eos_token_id", nullptr}}).stop_token_ids.empty());
+  EXPECT_EQ(decoded_config({{"eos_token_id", {1, 106}}}).stop_token_ids,
+            (std::vector<std::int64_t>{1, 106}));
 }
 
 TEST(DiffusionGemmaConfig, AGenerationConfigOutOfRangeIsRefusedByName) {
@@ -168,7 +197,8 @@ TEST(DiffusionGemmaConfig, AGenerationConfigOutOfRangeIsRefusedByName) {
        {json{{"max_denoising_steps", 0}}, json{{"t_max", 0.3}}, json{{"t_min", 0.8}},
         json{{"t_max", "warm"}}, json{{"stability_threshold", -1}},
         json{{"confidence_threshold", 0}}, json{{"sampler_config", {{"_cls_name", "Other"}}}},
-        json{{"sampler_config", {{"entropy_bound", 1}, {"more", 1}}}}}) {
+        json{{"sampler_config", {{"entropy_bound", 1}, {"more", 1}}}}, json{{"temperature", 0.5}},
+        json{{"suppress_tokens", {1}}}, json{{"cache_implementation", "quantized"}}}) {
     SCOPED_TRACE(wrong.dump());
     EXPECT_THAT(checkpoint_error([&] { decoded_config(wrong); }),
                 HasSubstr("/m/generation_config.json"));
