@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
 #include "cli/export_formats.h"
@@ -33,19 +34,22 @@ void add_column(ordered_json& line, const char* name, const std::vector<Value>& 
   if (any) line[name] = std::move(list);
 }
 
-/// Sets a member [n, C] if any of its values is known.
+/// Sets a member [n, C] if any of its values is known. `tokens`: the candidates, also [n, C]; a
+/// position without one of them is null.
 template <typename Value, typename ToJson>
 void add_rows(ordered_json& line, const char* name, const std::vector<Value>& values,
-              std::int64_t width, const ToJson& to_json) {
+              std::span<const std::int64_t> tokens, std::size_t width, const ToJson& to_json) {
   auto rows = ordered_json::array();
   bool any = false;
-  for (auto first = values.begin(); first != values.end(); first += width) {
+  for (std::size_t first = 0; first < values.size(); first += width) {
     auto row = ordered_json::array();
     bool known = false;
-    for (auto value = first; value != first + width; ++value) {
-      row.push_back(to_json(*value));
+    for (std::size_t i = first; i < first + width; ++i) {
+      row.push_back(to_json(values[i]));
       known = known || !row.back().is_null();
     }
+    known = known && std::ranges::find(tokens.subspan(first, width), kUnknown) ==
+                         tokens.subspan(first, width).end();
     rows.push_back(known ? std::move(row) : ordered_json(nullptr));
     any = any || known;
   }
@@ -99,7 +103,7 @@ ordered_json start_line(std::int64_t index, const DraftedSequence& sequence) {
   return line;
 }
 
-ordered_json round_line(std::int64_t index, std::size_t number, std::int64_t candidates,
+ordered_json round_line(std::int64_t index, std::size_t number, std::size_t candidates,
                         const RoundRecord& round) {
   auto drafted = ordered_json::array();
   for (const std::int64_t token : round.drafted) drafted.push_back(known_or_null(token));
@@ -118,9 +122,10 @@ ordered_json round_line(std::int64_t index, std::size_t number, std::int64_t can
     add_column(line, kRoundValues[i].name, round.values[i], json_number);
   }
   const RoundCandidates& known = round.candidates;
-  add_rows(line, "candidate_token", known.tokens, candidates, known_or_null);
-  add_rows(line, "candidate_probability", known.probabilities, candidates, json_number);
-  add_rows(line, "candidate_score", known.scores, candidates, json_number);
+  add_rows(line, "candidate_token", known.tokens, known.tokens, candidates, known_or_null);
+  add_rows(line, "candidate_probability", known.probabilities, known.tokens, candidates,
+           json_number);
+  add_rows(line, "candidate_score", known.scores, known.tokens, candidates, json_number);
   add_number(line, "next_confidence", round.next_confidence);
   if (round.draft_ns > 0) line["draft_ns"] = round.draft_ns;
   if (round.target_ns > 0) line["target_ns"] = round.target_ns;
@@ -137,12 +142,13 @@ void write_rounds_lines(const TraceReader& reader, const std::vector<std::int64_
         reader.info().path));
   }
   const auto print = [&](const ordered_json& line) { out << json_text(line) << '\n'; };
+  const auto candidates = static_cast<std::size_t>(reader.info().meta.draft_candidates);
   print(header(reader));
   for (const std::int64_t index : sequences) {
     const DraftedSequence sequence = read_rounds(reader, index);
     print(start_line(index, sequence));
     for (std::size_t i = 0; i < sequence.rounds.size(); ++i) {
-      print(round_line(index, i, reader.info().meta.draft_candidates, sequence.rounds[i]));
+      print(round_line(index, i, candidates, sequence.rounds[i]));
     }
     print({{"sequence", index},
            {"finish_reason", to_string(sequence.end.reason)},

@@ -217,11 +217,11 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   files.reads(flags.metrics);
   std::optional<OutputFile> screenshot;
   std::optional<TextOutput> csv;
-  for (const char* other : {".jpg", ".jpeg", ".webp", ".gif", ".svg", ".pdf"}) {
-    if (!flags.screenshot.ends_with(other)) continue;
+  const std::string ending = std::filesystem::path(flags.screenshot).extension().string();
+  if (!ending.empty() && ending != ".png" && ending != ".PNG") {
     throw UsageError(
-        fmt::format("--screenshot: expected a PNG file, got {}. HINT: end its name "
-                    "with .png; `blockscope report --figures` writes SVG and PDF",
+        fmt::format("--screenshot: expected a PNG file, got {}. HINT: end its name with .png; "
+                    "`blockscope report --figures` writes SVG and PDF",
                     flags.screenshot));
   }
   if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);

@@ -26,13 +26,14 @@ void DraftSelection::add(std::size_t position, std::int32_t chosen, std::int32_t
 }
 
 std::vector<ResultArray> DraftSelection::arrays(std::size_t positions) const {
-  ResultArray selector =
-      share_of("selector", "what the draft's selector did, as a share of reached positions",
-               {"selection",
-                {},
-                {"target's token among the candidates", "chose another than the most probable",
-                 "accepted, most probable chosen", "accepted, another chosen",
-                 "most probable was right, another chosen"}});
+  ResultArray selector = share_of(
+      "selector",
+      "what the draft's selector did, as a share of reached positions whose choice is known",
+      {"selection",
+       {},
+       {"target's token among the candidates", "chose another than the most probable",
+        "accepted, most probable chosen", "accepted, another chosen",
+        "most probable was right, another chosen"}});
   for (const AcceptedShare* share :
        {&target_there_, &chose_another_, &kept_, &changed_, &best_was_right_}) {
     append(selector, *share);

@@ -160,7 +160,7 @@ std::string requested_name(const json& model) {
   return name;
 }
 
-/// Of a draft, the target that it ran with; of a target, the draft. Empty: not known.
+/// The other model of a drafted trace, with its label. Its name is empty if it is not known.
 std::pair<std::string, std::string> partner(const json& model) {
   for (const auto& [member, label] : {std::pair("target", "Target"), std::pair("draft", "Draft")}) {
     if (!model.is_object() || !model.contains(member)) continue;

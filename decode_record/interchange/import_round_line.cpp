@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -51,21 +53,41 @@ std::vector<float> read_values(const JsonNode& line, const RoundColumn& column, 
   return values;
 }
 
-/// [n, C]; NaN where they are not known.
-std::vector<float> read_candidate_values(const JsonNode& line, const char* name, std::size_t count,
+/// [n, C]; NaN where they are not known. `tokens`: the candidates, also [n, C].
+std::vector<float> read_candidate_values(const JsonNode& line, const char* name,
+                                         const std::vector<std::int64_t>& tokens,
                                          std::int64_t candidates, double least, double most) {
   std::vector<float> values;
   if (!given(line, name)) return values;
-  for (const JsonNode& position : line.member(name).elements(static_cast<std::int64_t>(count))) {
+  const std::int64_t count = std::ssize(tokens) / candidates;
+  for (const JsonNode& position : line.member(name).elements(count)) {
     if (position.is_null()) {
       values.resize(values.size() + static_cast<std::size_t>(candidates), kNaN);
       continue;
+    }
+    if (tokens[values.size()] == kUnknown) {
+      position.refuse("null, because candidate_token has none there");
     }
     for (const JsonNode& node : position.elements(candidates)) {
       values.push_back(static_cast<float>(node.number_or_null(least, most)));
     }
   }
   return values;
+}
+
+/// The first candidate counts as the draft's most probable token.
+void check_falling(const JsonNode& line, const std::vector<float>& probabilities,
+                   std::int64_t candidates) {
+  float before = 0.0F;
+  for (std::size_t i = 0; i < probabilities.size(); ++i) {
+    const bool first = std::cmp_equal(i % static_cast<std::size_t>(candidates), 0);
+    if (!first && probabilities[i] > before) {
+      line.member(kCandidateColumns[1])
+          .complain(fmt::format("expected the candidates by falling probability, got {} after {}",
+                                probabilities[i], before));
+    }
+    if (first || !std::isnan(probabilities[i])) before = probabilities[i];
+  }
 }
 
 std::int64_t read_time(const JsonNode& line, const char* name) {
@@ -146,17 +168,23 @@ void read_candidates(const JsonNode& line, std::int64_t vocab_size, std::int64_t
       continue;
     }
     for (const JsonNode& node : positions[i].elements(candidates)) {
-      known.tokens.push_back(read_known_token(node, vocab_size));
+      const std::int64_t token = read_known_token(node, vocab_size);
+      const auto first = known.tokens.begin() + static_cast<std::int64_t>(i) * candidates;
+      if (std::find(first, known.tokens.end(), token) != known.tokens.end()) {
+        node.refuse("a token that is not a candidate yet");
+      }
+      known.tokens.push_back(token);
     }
     if (round.drafted[i] != kUnknown && known.find(i, round.drafted[i], candidates) == kUnknown) {
       positions[i].complain(fmt::format(
           "expected the drafted token {} among the candidates, got none", round.drafted[i]));
     }
   }
-  known.probabilities =
-      read_candidate_values(line, kCandidateColumns[1], count, candidates, 0.0, kMostProbability);
-  known.scores =
-      read_candidate_values(line, kCandidateColumns[2], count, candidates, -kMostScore, kMostScore);
+  known.probabilities = read_candidate_values(line, kCandidateColumns[1], known.tokens, candidates,
+                                              0.0, kMostProbability);
+  check_falling(line, known.probabilities, candidates);
+  known.scores = read_candidate_values(line, kCandidateColumns[2], known.tokens, candidates,
+                                       -kMostScore, kMostScore);
 }
 
 void read_columns(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round) {

@@ -22,6 +22,7 @@ using nlohmann::ordered_json;
 
 constexpr std::size_t kRoundsDepth = 4;
 constexpr std::int64_t kLongestBlock = std::int64_t{1} << 16;
+constexpr std::int64_t kMostCandidates = 1024;
 constexpr std::int64_t kMostValues = std::int64_t{1} << 25;
 constexpr std::size_t kMostNotes = 8;
 constexpr std::int64_t kRowsOfKeyframe = 64;
@@ -112,7 +113,8 @@ class RoundsReader {
                                   kLargestLength - 1);
     }
     if (given(line, "draft_candidates")) {
-      run_.draft_candidates = line.member("draft_candidates").integer(0, run_.vocab_size);
+      run_.draft_candidates =
+          line.member("draft_candidates").integer(0, std::min(run_.vocab_size, kMostCandidates));
     }
     if (given(line, "stop_token_ids")) {
       for (const JsonNode& id : line.member("stop_token_ids").elements()) {
@@ -143,7 +145,9 @@ class RoundsReader {
       start.prompt.push_back(read_id(id));
     }
     open.prompt_length = static_cast<std::int64_t>(start.prompt.size());
-    spend(line, std::max(open.prompt_length, kLeastOfSequence));
+    // The prefill's row has candidates, too.
+    spend(line, std::max(open.prompt_length + run_.block_length * run_.draft_candidates,
+                         kLeastOfSequence));
     if (given(line, "gen_length")) {
       open.gen_length =
           line.member("gen_length")

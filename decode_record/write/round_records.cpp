@@ -13,7 +13,7 @@
 namespace blockscope {
 namespace {
 
-constexpr std::int64_t kRowsAtATime = 1024;
+constexpr std::int64_t kRowsAtATime = 1024;  // fewer of drafts with candidates
 constexpr std::size_t kRowsBetweenReports = 64;
 
 /// Some rows of a trace, of whichever sequences.
@@ -64,10 +64,12 @@ class RoundReader {
 
   DraftedSequence read(const std::vector<std::int64_t>& rows,
                        const std::function<void(std::int64_t, std::int64_t)>& report) {
+    const std::int64_t rows_at_a_time =
+        std::max<std::int64_t>(1, kRowsAtATime / (1 + static_cast<std::int64_t>(candidates_)));
     for (std::size_t begin = 0; begin < rows.size();) {
       std::size_t end = begin + 1;
       // Rows of a batch's sequences alternate, so other sequences' rows are read too.
-      while (end < rows.size() && rows[end] - rows[begin] < kRowsAtATime) ++end;
+      while (end < rows.size() && rows[end] - rows[begin] < rows_at_a_time) ++end;
       const Slab slab = read_slab(trace_, rows[begin], rows[end - 1] - rows[begin] + 1);
       for (; begin < end; ++begin) {
         if (report && begin % kRowsBetweenReports == 0) {

@@ -50,7 +50,12 @@ std::optional<std::vector<std::int64_t>> parse_stop_ids(const JsonObject& file,
 std::string resolve_special_ids(const ConfigFile& file, ModelConfig& config) {
   config.bos_token_id = parse_single_id(file.keys, "bos_token_id", config);
   config.pad_token_id = parse_single_id(file.keys, "pad_token_id", config);
-  const auto in_config = parse_stop_ids(file.keys, config.vocab_size);
+  std::optional<std::vector<std::int64_t>> in_config;
+  if (file.family.stops_in_generation_config) {
+    file.keys.pass_over({"eos_token_id"});
+  } else {
+    in_config = parse_stop_ids(file.keys, config.vocab_size);
+  }
   // generation_config.json wins if it names an EOS, as in `transformers`' generate.
   if (file.generation) {
     if (auto ids = parse_stop_ids(*file.generation, config.vocab_size)) {
@@ -58,7 +63,7 @@ std::string resolve_special_ids(const ConfigFile& file, ModelConfig& config) {
       return "generation_config.json:eos_token_id";
     }
   }
-  if (!in_config || file.family.stops_in_generation_config) return "not given";
+  if (!in_config) return "not given";
   config.stop_token_ids = *in_config;
   return "config.json:eos_token_id";
 }

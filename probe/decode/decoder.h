@@ -47,6 +47,8 @@ struct DecodeOptions {
   bool sub_blocks() const { return sub_block_length > 0; }
   bool block_cache() const { return cache_entry(cache).keeps_sub_blocks; }
   bool fuses_commits() const { return cache_entry(cache).fuses_commits; }
+  /// Blocks are committed in passes of their own.
+  bool commits_apart() const { return !bidirectional && !autoregressive() && !fuses_commits(); }
   int64_t block_length() const { return unmasking.block_length; }
 };
 
@@ -72,7 +74,7 @@ struct DecodeRequest {
   uint64_t prompt_hash = 0;                       // identifies the random stream
   bool replayed = false;                          // use the tokens of `replay`
   std::vector<ReplayStep> replay;                 // in order
-  bool replay_ends_within = false;                // its last block was not committed
+  bool replay_ends_within = false;                // its last block had no commit pass
   std::shared_ptr<const CommittedPrefix> prefix;  // the prompt's whole blocks; null: prefill them
 };
 

@@ -181,8 +181,7 @@ bool stops_within_block(const SequenceState& state, const StepDecision& decision
                         const DecodeOptions& options) {
   if (options.autoregressive()) return false;
   if (state.request->replayed) {
-    const bool commits = !options.bidirectional && !options.fuses_commits();
-    return commits && state.request->replay_ends_within &&
+    return options.commits_apart() && !options.canvas && state.request->replay_ends_within &&
            state.replay_cursor >= state.request->replay.size();
   }
   const auto stops = [&](int64_t p) {

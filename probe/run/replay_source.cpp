@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "decode_record/base/error.h"
 #include "decode_record/read/trace_reader.h"
 #include "decode_record/schema/reuse_rule.h"
+#include "probe/caches/cache_table.h"
 #include "probe/text/prompts.h"
 
 namespace blockscope {
@@ -93,6 +95,16 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
   return steps;
 }
 
+/// Whether the run's cache commits blocks in passes of their own. False for imported runs.
+bool commits_in_own_passes(const TraceMeta& meta) {
+  const auto run = nlohmann::json::parse(meta.run_json, nullptr, /*allow_exceptions=*/false);
+  if (!run.is_object() || !run.contains("cache") || !run["cache"].is_string()) return false;
+  const auto found =
+      std::ranges::find(cache_table(), run["cache"].get<std::string>(), &CacheEntry::name);
+  return found != cache_table().end() && found->model != CacheModel::bidirectional &&
+         !found->fuses_commits;
+}
+
 }  // namespace
 
 ReplaySource read_replay(const std::string& path, bool answers_alone) {
@@ -104,6 +116,7 @@ ReplaySource read_replay(const std::string& path, bool answers_alone) {
                     "autoregressive one",
                     info.path));
   }
+  const bool commits_apart = commits_in_own_passes(info.meta);
   ReplaySource source;
   source.block_length = info.meta.block_length;
   if (!info.meta.noise_canvas) source.mask_token_id = info.meta.mask_token_id;
@@ -129,7 +142,7 @@ ReplaySource read_replay(const std::string& path, bool answers_alone) {
     request.replay = read_steps(reader, index, static_cast<int64_t>(sequence.prompt.size()));
     const std::vector<std::int64_t> rows = reader.rows_of(index);
     request.replay_ends_within =
-        !rows.empty() && sequence.finish_reason != FinishReason::length &&
+        commits_apart && !rows.empty() &&
         reader.steps(rows.back(), 1).kind[0] == static_cast<uint8_t>(PassKind::denoise);
     for (const ReplayStep& step : request.replay) {
       for (const int64_t position : step.noise_positions) {

@@ -271,7 +271,7 @@ void add_intervene_option(CLI::App& app, std::vector<std::string>& texts) {
 PolicySite policy_site(const DecodeOptions& options) {
   const CacheEntry& cache = cache_entry(options.cache);
   return {options.bidirectional, options.autoregressive(), !cache.single_rows, cache.name,
-          !options.bidirectional && !options.autoregressive() && !options.fuses_commits()};
+          options.commits_apart()};
 }
 
 PolicyModel policy_model(const LoadedModel& model) {

@@ -169,8 +169,7 @@ nlohmann::json KnockoutStudy::measure(size_t cell) {
   FreeRunObserver run(input_.decode, layer_sizes(config));
   decode(*exact, request, run);
   DecodeRequest replay = request;
-  replay.replayed = true;
-  replay.replay = run.sequences.at(0).steps;
+  replay_of(run.sequences.at(0), replay);
   MaskedPredictions reference;
   decode(*make_exact_policy(), replay, reference);
 

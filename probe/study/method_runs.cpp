@@ -181,8 +181,7 @@ ExactReplay::ExactReplay(const LoadedModel& exact_model, const DecodeOptions& op
   int64_t next_pass = 0;
   decode_batch(*exact_model.model, *policy, options, {request_}, next_pass, callbacks);
   InterruptGuard::check();
-  request_.replayed = true;
-  request_.replay = exact.sequences.at(0).steps;
+  replay_of(exact.sequences.at(0), request_);
 }
 
 Fidelity ExactReplay::compare(const LoadedModel& model, const PolicyOptions& policy) const {

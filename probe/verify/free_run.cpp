@@ -4,6 +4,12 @@
 
 namespace blockscope {
 
+void replay_of(const SequenceRun& run, DecodeRequest& request) {
+  request.replayed = true;
+  request.replay = run.steps;
+  request.replay_ends_within = !run.rows.empty() && !run.rows.back().commit;
+}
+
 FreeRunObserver::FreeRunObserver(const DecodeOptions& options, const LayerSizes& shape)
     : reads(shape), block_length_(options.block_length()), mask_token_id_(options.mask_token_id) {}
 

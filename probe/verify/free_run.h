@@ -18,6 +18,9 @@ struct SequenceRun {
   std::vector<PassRow> rows;       // denoising and commit passes
 };
 
+/// Makes the request decode the tokens of a run, and end where it did.
+void replay_of(const SequenceRun& run, DecodeRequest& request);
+
 /// Attention per sequence in one pass in which every sequence denoised.
 struct StepTime {
   double context_length = 0.0;  // mean N over the sequences

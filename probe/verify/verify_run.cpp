@@ -143,10 +143,7 @@ class VerifyLoop {
     std::vector<DecodeRequest> replayed = requests;
     const std::vector<SequenceRun>& reference = runs_.front().sequences;
     for (DecodeRequest& request : replayed) {
-      request.replayed = true;
-      const SequenceRun& run = reference[static_cast<size_t>(request.sequence)];
-      request.replay = run.steps;
-      request.replay_ends_within = !run.rows.empty() && !run.rows.back().commit;
+      replay_of(reference[static_cast<size_t>(request.sequence)], request);
     }
     for (PolicyRun& one : runs_) {
       if (one.meter == nullptr) continue;

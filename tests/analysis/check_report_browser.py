@@ -280,6 +280,17 @@ def changes_of(trace, row):
     return put | dict.fromkeys(gone)  # what is taken back gets the mask's id
 
 
+def cells_of(changes, step, last):
+    """The cells of a row of the page's table at a step: {step: kind of change} of its position."""
+    css = {"decided": "token", "edited": "token edited", "taken back": "gone"}
+    cells, held = [], False
+    for column in range(1, step + 1):
+        kind = changes.get(column)
+        cells.append(css[kind] if kind else "settled" if held else "mask")
+        held = held if kind is None else kind != "taken back"
+    return cells + [""] * (last - step)
+
+
 def test_changed_tokens(reader, folder):
     """Step by step, the page's text is the frame's, where steps edit tokens or take them back."""
     for name, model, flags, kinds in (
@@ -296,13 +307,16 @@ def test_changed_tokens(reader, folder):
             " ", "\u2423").replace("\n", "\u21b5")
         seen = set()
         for (sequence, block), rows in trace.blocks().items():
-            prompt, tokens = int(trace.prompt_length[sequence]), {}
+            prompt, tokens, history = int(trace.prompt_length[sequence]), {}, {}
+            last = int(trace.step["step"][rows[-1]])
             for row in rows:
                 changes, step = changes_of(trace, row), int(trace.step["step"][row])
                 counts = {"decided": 0, "edited": 0, "taken back": 0}
                 for position, token in changes.items():
                     before = tokens.get(position)
-                    counts["taken back" if token is None else "decided" if before is None else "edited"] += 1
+                    kind = "taken back" if token is None else "decided" if before is None else "edited"
+                    counts[kind] += 1
+                    history.setdefault(prompt + position, {})[step] = kind
                     tokens[position] = token
                 seen |= {kind for kind, count in counts.items() if count}
                 if not counts["edited"] and not counts["taken back"] and step % 3:
@@ -314,6 +328,11 @@ def test_changed_tokens(reader, folder):
                 shown = dict(reader.see("""[...document.querySelectorAll("#explore-trajectory p.text [data-position]")]
                     .map((chip) => [Number(chip.dataset.position), chip.textContent])"""))
                 wanted = {prompt + p: text(t) for p, t in tokens.items() if t is not None}
+                for label, cells in reader.see("""[...document.querySelectorAll("#explore-trajectory tbody tr")].map(
+                        (row) => [row.cells[0].textContent, [...row.cells].slice(1, -1).flatMap((cell) => Array(
+                        cell.colSpan).fill(cell.querySelector(".gone") ? "gone" : cell.className))])"""):
+                    if label.isdigit() and int(label) in history:
+                        assert cells == cells_of(history[int(label)], step, last), (name, block, step, label, cells)
                 runs = {p for p, shape in shown.items() if " \u00d7 " in shape}
                 for place, token in shown.items():
                     if place - prompt in tokens and place not in runs:

@@ -182,6 +182,12 @@ TEST(ImportRounds, RefusesWhatNoSelectorChoseFrom) {
               HasSubstr("candidate_token[1]: expected the drafted token 7 among the candidates"));
   EXPECT_THAT(with(2, "candidate_probability", {{0.5, 2}, nullptr, nullptr}),
               HasSubstr("candidate_probability[0][1]: expected a number"));
+  EXPECT_THAT(with(2, "candidate_probability", {{0.2, 0.7}, nullptr, nullptr}),
+              HasSubstr("expected the candidates by falling probability, got 0.7 after 0.2"));
+  EXPECT_THAT(with(2, "candidate_token", {{6, 6}, nullptr, {3, 8}}),
+              HasSubstr("candidate_token[0][1]: expected a token that is not a candidate yet"));
+  EXPECT_THAT(with(2, "candidate_score", {nullptr, {1, 2}, nullptr}),
+              HasSubstr("candidate_score[1]: expected null, because candidate_token has none"));
 }
 
 TEST(ImportRounds, SequencesMayComeInEachOther) {
@@ -300,6 +306,10 @@ TEST(ImportRounds, FewBytesDoNotBecomeManyRows) {
   for (int i = 0; i < 600; ++i) {
     all.push_back({{"sequence", "r-1"}, {"drafted", json::array()}, {"next", 1}});
   }
+  EXPECT_THAT(refusal_of(text_of(all)), HasSubstr("values of prompts, answers and blocks"));
+  all = {header(), {{"sequence", 1}, {"prompt_ids", {1}}, {"first_token", 2}}};
+  all[0]["vocab_size"] = all[0]["block_size"] = 65536;
+  all[0]["draft_candidates"] = 1024;
   EXPECT_THAT(refusal_of(text_of(all)), HasSubstr("values of prompts, answers and blocks"));
   all = lines();
   all[1]["gen_length"] = kLargestLength - 2;

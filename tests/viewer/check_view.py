@@ -132,6 +132,8 @@ def check_refusals(folder):
 
     out = folder / "refused.png"
     refused(1, "README.md", "README.md", "--screenshot", out)
+    for name in ("run.jpg", "run.svg", "run.h5"):
+        refused(2, "expected a PNG file", TRACE, "--screenshot", folder / name)
     refused(1, "nowhere.h5", folder / "nowhere.h5", "--screenshot", out)
     refused(2, "trajectory, attention, heads", TRACE, "--screenshot", out, "--panel", "pancake")
     refused(2, "viridis, magma", TRACE, "--screenshot", out, "--colormap", "jet")

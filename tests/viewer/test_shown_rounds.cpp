@@ -120,7 +120,7 @@ TEST_F(ShownRoundsOfATrace, TokensAreAcceptedRejectedOrBehind) {
   EXPECT_THAT(describe(*rounds, 1, 4),
               HasSubstr("after the drafted tokens, which were all accepted"));
   EXPECT_THAT(describe(*rounds, 2, 2),
-              HasSubstr("after the end of the answer, so not part of it\naccepted"));
+              HasSubstr("beyond the answer's length, so not part of it\naccepted"));
   EXPECT_THAT(describe(*rounds, 2, 1), ::testing::Not(HasSubstr("not part of")));
 }
 

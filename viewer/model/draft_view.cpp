@@ -48,7 +48,10 @@ std::string describe_candidates(const ShownRounds& rounds, const ShownRounds::Ce
   if (candidates.empty()) return "";
   const std::int32_t taken = candidate_of(candidates, cell.drafted);
   const std::int32_t wanted = candidate_of(candidates, cell.target);
-  std::string text = fmt::format("\nselector: took candidate {} of {}", taken, candidates.size());
+  std::string text =
+      taken < 0 ? fmt::format("\nselector: {} candidates, and which it took is not recorded",
+                              candidates.size())
+                : fmt::format("\nselector: took candidate {} of {}", taken, candidates.size());
   if (cell.target >= 0) {
     text += wanted < 0 ? "; the target's token is none of them"
                        : fmt::format("; the target's token is candidate {}", wanted);
@@ -172,7 +175,7 @@ std::string describe(const ShownRounds& rounds, std::size_t round, std::int32_t 
     return text +
            fmt::format("\nthe certain token, decided before: {}", quoted(rounds, here.certain));
   }
-  if (at >= rounds.gen_length) text += "\nafter the end of the answer, so not part of it";
+  if (at >= rounds.gen_length) text += "\nbeyond the answer's length, so not part of it";
   if (position > here.drafted) {
     if (position != here.accepted + 1) return text + "\nnothing was drafted here";
     return text + fmt::format("\nthe target's own token: {}, after {}\n  under the target: {}",

@@ -63,7 +63,7 @@ struct ShownRounds : Payload {
 
   std::size_t bytes() const override;
   const Cell& cell(std::size_t round, std::int32_t position) const;
-  /// Of a drafted position; empty without a selector or where they were not recorded.
+  /// The candidates of a drafted position. Empty without a selector, or if they are not recorded.
   std::span<const Candidate> candidates_at(std::size_t round, std::int32_t position) const;
   /// The readable text; empty for -1.
   const std::string& text(std::int32_t token) const;

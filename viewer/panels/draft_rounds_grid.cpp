@@ -123,7 +123,7 @@ void draw_drafted(const PanelContext& context, const RoundsGrid& grid, std::size
     draw->AddRectFilled(ImVec2(low.x, high.y - grid.cell.y * 0.2F), high, look.fill, 3.0F);
     look.text = ImGui::GetColorU32(ImGuiCol_Text, 0.62F);
   } else if (round.first_position + position >= grid.rounds.gen_length) {
-    draw->AddRectFilled(low, high, faded(look.fill), 3.0F);  // after the end of the answer
+    draw->AddRectFilled(low, high, faded(look.fill), 3.0F);  // beyond the answer's length
     look.text = ImGui::GetColorU32(ImGuiCol_Text, 0.62F);
   } else {
     draw->AddRectFilled(low, high, look.fill, 3.0F);

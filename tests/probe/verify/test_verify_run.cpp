@@ -2,10 +2,12 @@
 // what the runtime read is what the rule predicts from the dense run.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
 #include "probe/policies/exact_policy.h"
+#include "probe/strategies/strategy_table.h"
 #include "probe/verify/lockstep.h"
 #include "probe/verify/verify_report.h"
 #include "tests/probe/verify/verify_fixture.h"
@@ -42,6 +44,31 @@ TEST_F(VerifyRunTest, ReusingNothingIsDenseBitForBit) {
     EXPECT_EQ(own.fidelity.reads, own.predicted);
     EXPECT_EQ(own.run.reads, own.predicted);
   }
+}
+
+/// Such a block has no commit, so its replay must not have one either.
+TEST_F(VerifyRunTest, AReplayEndsInsideTheBlockInWhichItsRunStopped) {
+  const int64_t block_length = decode_.unmasking.block_length;
+  decode_.unmasking = read_strategy("joint_threshold,threshold=0.99,editing_threshold=0.99");
+  decode_.unmasking.block_length = block_length;
+  decode_.unmasking.denoising_steps = block_length;
+  prompts_.resize(1);
+  const std::vector<int64_t> answer =
+      decode_exact(*model_.model, decode_, {prompts_[0].request})[0].generated;
+  int64_t inside = 0;
+  for (const int64_t token : answer) {
+    decode_.stop_ids = {token};
+    const DecodeOutcome outcome = decode_exact(*model_.model, decode_, {prompts_[0].request})[0];
+    const int64_t masks =
+        std::count(outcome.generated.begin(), outcome.generated.end(), decode_.mask_token_id);
+    if (outcome.reason != FinishReason::stop || masks == 0) continue;
+    ++inside;
+    const VerifyResult result = verify({setting(2, every(true))});
+    const SettingResult& own = result.settings.front();
+    EXPECT_EQ(own.fidelity.reads, own.predicted) << "stop token " << token;
+    EXPECT_EQ(own.fidelity.reads.total_commits(), result.reference.run.reads.total_commits());
+  }
+  EXPECT_GT(inside, 0) << "choose another seed";
 }
 
 TEST_F(VerifyRunTest, UnderReplayTheKeysReadAreThosePredicted) {
