@@ -217,6 +217,7 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   files.reads(flags.metrics);
   std::optional<OutputFile> screenshot;
   std::optional<TextOutput> csv;
+  if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);
   const std::string ending = std::filesystem::path(flags.screenshot).extension().string();
   if (!ending.empty() && ending != ".png" && ending != ".PNG") {
     throw UsageError(
@@ -224,7 +225,6 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
                     "`blockscope report --figures` writes SVG and PDF",
                     flags.screenshot));
   }
-  if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);
   if (!flags.csv.empty()) csv.emplace(files, flags.csv, flags.force);
   if (picture && flags.traces.empty())
     throw UsageError("--screenshot, --csv: expected a trace file, got none");

@@ -429,6 +429,18 @@ function cellsOf(row, steps) {
   return cells;
 }
 
+/** The static legend, with what only other blocks than the static ones have. */
+function legend() {
+  const copy = byId("trajectory").querySelector(".legend").cloneNode(true);
+  const kinds = data.blocks.flatMap((block) => Object.values(block.events).flat().map((event) => event[3]));
+  if (!copy.querySelector(".edited") && kinds.some((kind) => kind > 0)) {
+    copy.append(make("span", {class: "edited"}, "edited"),
+                make("span", {class: "moved"}, "moved by an insertion or deletion"),
+                make("span", {class: "gone"}, "× taken back"));
+  }
+  return copy;
+}
+
 /** "3 decided, 1 edited": what the chosen step did in the block. */
 function stepText(block) {
   const events = block.positions.flatMap((_, i) => eventsOf(block, i)).filter((one) => one.step === state.step);
@@ -467,7 +479,7 @@ function drawTrajectory() {
   trajectory.replaceChildren(
     make("dl", {class: "facts"}, ...facts.flatMap(([name, value]) => [
       make("dt", {}, name), make("dd", {}, make("bdi", {}, value))])),
-    byId("trajectory").querySelector(".legend").cloneNode(true), text,
+    legend(), text,
     make("p", {class: "note", "aria-live": "polite"}, state.step === 0
       ? `Before step 1: ${undecided} undecided.`
       : `Step ${state.step}: ${stepText(block)}; ${undecided} undecided left.`),

@@ -230,7 +230,7 @@ std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSte
   const std::size_t last = std::min(blocks.size(), first + limits.blocks);
   const EndOfText ends(trace);
   std::string tables;
-  bool edits = trace.has(Field::revoke_end);  // then other blocks of the page may have some
+  bool edits = false;
   for (std::size_t i = first; i < last; ++i) {
     const TrajectoryBlock block = trajectory_of(trace, blocks[i]);
     for (const TrajectoryPosition& item : block.positions) {
