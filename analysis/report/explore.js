@@ -429,11 +429,13 @@ function cellsOf(row, steps) {
   return cells;
 }
 
+const hasChanges = data.blocks.some((block) =>
+  Object.values(block.events).some((list) => list.some((event) => event[3] > 0)));
+
 /** The static legend, with what only other blocks than the static ones have. */
 function legend() {
   const copy = byId("trajectory").querySelector(".legend").cloneNode(true);
-  const kinds = data.blocks.flatMap((block) => Object.values(block.events).flat().map((event) => event[3]));
-  if (!copy.querySelector(".edited") && kinds.some((kind) => kind > 0)) {
+  if (!copy.querySelector(".edited") && hasChanges) {
     copy.append(make("span", {class: "edited"}, "edited"),
                 make("span", {class: "moved"}, "moved by an insertion or deletion"),
                 make("span", {class: "gone"}, "× taken back"));
